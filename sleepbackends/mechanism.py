@@ -1,0 +1,111 @@
+"""What the author of a backend writes: how bytes are saved, unmapped and brought back.
+
+``BaseBackend`` decides what happens to which block, in which order, and what is undone
+when a step fails; these methods do one step each and know nothing of tags, levels or
+policies. They are called by one thread at a time.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from enum import Enum
+
+from sleepbackends.control import Control
+from sleepbackends.ledger import Block
+
+
+class Fill(str, Enum):
+    """What memory holds when it is mapped again after its contents were dropped."""
+
+    ZERO = "zero"
+    POISON = "poison"
+    """0xA5 in every byte, so that use of undefined contents shows in tests."""
+    NONE = "none"
+    """Whatever the mechanism finds there."""
+
+
+POISON_BYTE = 0xA5
+
+
+class Mechanism(ABC):
+    """The steps of a transition, in the order in which they are called.
+
+    Suspend: ``synchronize``, ``check_room_to_save``, ``save``, ``unmap`` for each block as
+    soon as it is saved. Resume: ``reserve``, ``map`` for each block, ``restore``, ``fill``,
+    ``forget``.
+    """
+
+    def synchronize(self, blocks: Sequence[Block]) -> None:
+        """Wait until nothing that was queued still reads or writes these blocks."""
+
+    def check_room_to_save(self, blocks: Sequence[Block]) -> None:
+        """Check, before anything changes, that there is room for the saved bytes.
+
+        Raises
+        ------
+        NoRoomError
+            If there is not.
+        """
+
+    @abstractmethod
+    def save(self, blocks: Sequence[Block], control: Control) -> Iterator[Block]:
+        """Copy the bytes of the blocks to safety, and yield each block once it is safe.
+
+        A yielded block is unmapped before the next one is asked for. Call
+        ``control.advance`` with the bytes done as you go; it raises when the deadline has
+        passed. If this raises, or is closed half-way, ``forget`` is called for every block.
+        """
+
+    @abstractmethod
+    def unmap(self, block: Block) -> None:
+        """Give the block's memory back and keep its address range.
+
+        If this raises, the block must still be mapped with its bytes intact.
+        """
+
+    def reserve(self, blocks: Sequence[Block]) -> None:
+        """Take, or make sure of, the memory of all these blocks before the first is mapped.
+
+        Raises
+        ------
+        NoRoomError
+            If there is not enough for all of them; nothing was taken.
+        """
+
+    def unreserve(self, blocks: Sequence[Block]) -> None:
+        """Give back what ``reserve`` took for these blocks, which were not mapped."""
+
+    @abstractmethod
+    def map(self, block: Block) -> None:
+        """Put memory behind the block's address again.
+
+        If this raises, the block must be unmapped.
+        """
+
+    @abstractmethod
+    def restore(self, blocks: Sequence[Block], control: Control) -> Iterator[Block]:
+        """Copy saved bytes back into mapped blocks, and yield each block once it is done.
+
+        The saved copy must stay until ``forget``: a later step may fail.
+
+        Raises
+        ------
+        ContentsLostError
+            If saved bytes do not match what was saved; ``addresses`` names the blocks.
+        """
+
+    @abstractmethod
+    def fill(self, block: Block, fill: Fill) -> None:
+        """Fill a block that was just mapped and has no contents to restore."""
+
+    @abstractmethod
+    def forget(self, block: Block) -> None:
+        """Drop the saved copy of a block, if there is one. Must not raise."""
+
+    @abstractmethod
+    def release(self, block: Block) -> None:
+        """Give back a block for good: memory if mapped, saved copy, address range."""
+
+    def shut_down(self) -> None:
+        """Give back what the mechanism holds for itself. Called once, by ``close()``."""

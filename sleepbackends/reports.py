@@ -1,0 +1,118 @@
+"""What a transition did, tag by tag."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sleepbackends.policies import Policy
+from sleepbackends.state import BackendState, TagState
+
+
+@dataclass(frozen=True)
+class TagChange:
+    """One tag before and after a transition.
+
+    Parameters
+    ----------
+    before, after : TagState
+        The tag's blocks by residency.
+    policy : Policy or None
+        The policy followed; None where none was asked for.
+    """
+
+    before: TagState
+    after: TagState
+    policy: Policy | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything about the tag is different now."""
+        return self.before != self.after
+
+    @property
+    def released_bytes(self) -> int:
+        """Bytes of memory given back; negative where memory was taken."""
+        return self.before.mapped_bytes - self.after.mapped_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransitionReport:
+    """What one call to a backend did.
+
+    Byte counts come from the ledger; device-wide figures are not used, because other
+    processes move them.
+
+    Parameters
+    ----------
+    backend, operation : str
+        Who did what.
+    changed : bool
+        False where everything was already so.
+    tags : mapping of str to TagChange
+        Every tag the call was about.
+    copied_bytes : int
+        Bytes saved or restored.
+    seconds : float
+        How long it took.
+    """
+
+    backend: str
+    operation: str
+    changed: bool
+    tags: Mapping[str, TagChange] = field(default_factory=dict)
+    copied_bytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def released_bytes(self) -> int:
+        """Bytes of memory given back in all; negative where memory was taken."""
+        return sum(change.released_bytes for change in self.tags.values())
+
+    @property
+    def dropped_tags(self) -> frozenset[str]:
+        """Tags that lost contents: their epoch went up."""
+        return frozenset(
+            name for name, change in self.tags.items() if change.after.epoch > change.before.epoch
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuspendReport(TransitionReport):
+    """What a suspend did; ``level`` is the level asked for."""
+
+    level: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeReport(TransitionReport):
+    """What a resume did.
+
+    Parameters
+    ----------
+    undefined_tags : frozenset of str
+        Tags that are mapped again and wait to be refilled.
+    """
+
+    undefined_tags: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscardReport(TransitionReport):
+    """What a discard did."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureReport(TransitionReport):
+    """Where everything is after a transition raised; attached to the error."""
+
+
+def compare(
+    before: BackendState, after: BackendState, policies: Mapping[str, Policy | None]
+) -> dict[str, TagChange]:
+    """Compare two snapshots for the tags named in ``policies``."""
+    nothing = TagState()
+    return {
+        tag: TagChange(before.tags.get(tag, nothing), after.tags.get(tag, nothing), policy)
+        for tag, policy in policies.items()
+    }

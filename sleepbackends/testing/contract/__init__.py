@@ -1,0 +1,1 @@
+"""The promises of the contract, one module each, as pytest mix-ins."""

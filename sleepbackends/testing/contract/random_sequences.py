@@ -1,0 +1,270 @@
+"""Random sequences of calls and faults against a model, which is the transition table."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from sleepbackends.errors import (
+    MechanismError,
+    PolicyConflictError,
+    SleepBackendsError,
+    UnsupportedOperationError,
+)
+from sleepbackends.policies import Policies, Policy, TagPolicy
+from sleepbackends.residency import REPEATS, TRANSITIONS, Move, Residency
+from sleepbackends.settings import BackendSettings
+from sleepbackends.testing.contract.fixtures import ContractFixtures
+from sleepbackends.testing.faults import STEPS, FaultInjector
+from sleepbackends.testing.memory import ObservedMemory
+
+TAGS = ("weights", "kv_cache", "lora", "runtime")
+POLICIES = Policies({"runtime": TagPolicy(Policy.KEEP, Policy.KEEP)})
+
+_MOVES = {Policy.OFFLOAD: Move.OFFLOAD, Policy.DISCARD: Move.DISCARD}
+_FAULTS = st.one_of(
+    st.none(),
+    st.dictionaries(
+        st.sampled_from(STEPS), st.sets(st.integers(0, 4), min_size=1, max_size=2), max_size=2
+    ),
+)
+_SOME_TAGS = st.sets(st.sampled_from(TAGS))
+
+
+@dataclass(eq=False)
+class Modelled:
+    """What one block should be."""
+
+    memory: ObservedMemory
+    tag: str
+    contents: bytes
+    residency: Residency = Residency.RESIDENT
+    defined: bool = True
+    stranded: bool = False
+    """Mapped although its saved copy is still owed: undoing a resume failed as well."""
+
+    def asked(self, move: Move) -> bool | None:
+        """Tell whether the move changes this block; None if it is refused."""
+        residency = Residency.OFFLOADED if self.stranded else self.residency
+        if self.stranded and move is Move.OFFLOAD:
+            return True
+        if (move, residency) in REPEATS:
+            return False
+        return True if (move, residency) in TRANSITIONS else None
+
+    def apply(self, move: Move) -> None:
+        """Follow the transition table."""
+        residency = Residency.OFFLOADED if self.stranded else self.residency
+        target = TRANSITIONS.get((move, residency), residency)
+        self.stranded = False
+        if move is Move.VALIDATE:
+            self.defined = True
+        if target is Residency.DISCARDED:
+            self.defined = False
+            self.contents = bytes(len(self.contents))
+        if move is Move.RESUME and not self.defined:
+            target = Residency.UNDEFINED
+        self.residency = target
+
+
+class SleepMachine(RuleBasedStateMachine):
+    """Calls a backend at random, with and without faults, and knows what must come out."""
+
+    suite: ClassVar[ContractFixtures]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backend: Any = self.suite.make_backend(BackendSettings(policies=POLICIES))
+        self.blocks: list[Modelled] = []
+        self.epochs: dict[str, int] = {}
+        self.seed = 0
+
+    def teardown(self) -> None:
+        """Wake everything without faults: whatever a policy kept must be there."""
+        try:
+            self.backend.resume()
+            for block in self.blocks:
+                block.apply(Move.RESUME)
+                assert block.memory.read() == block.contents, "bytes a policy keeps were lost"
+        finally:
+            self.backend.close()
+
+    def _bytes(self, size: int) -> bytes:
+        self.seed += 1
+        return random.Random(self.seed).randbytes(size)  # noqa: S311 - test data
+
+    def _of(self, tags: Collection[str]) -> list[Modelled]:
+        return [block for block in self.blocks if block.tag in tags]
+
+    @rule(tag=st.sampled_from(TAGS), size=st.integers(1, 9000))
+    def allocate(self, tag: str, size: int) -> None:
+        """Allocate and fill a block, whatever sleeps."""
+        memory = self.suite.allocate(self.backend, tag, size)
+        block = Modelled(memory, tag, self._bytes(size))
+        memory.write(block.contents)
+        self.blocks.append(block)
+        self.epochs.setdefault(tag, 0)
+
+    @rule(index=st.integers(0, 99))
+    def write(self, index: int) -> None:
+        """Change bytes of a mapped block, valid or not."""
+        if not self.blocks:
+            return
+        block = self.blocks[index % len(self.blocks)]
+        if block.residency in (Residency.RESIDENT, Residency.UNDEFINED) and not block.stranded:
+            block.contents = self._bytes(len(block.contents))
+            block.memory.write(block.contents)
+
+    @rule(index=st.integers(0, 99))
+    def free(self, index: int) -> None:
+        """Free a block in whatever residency it is."""
+        if self.blocks:
+            self.blocks.pop(index % len(self.blocks)).memory.free()
+
+    @rule(level=st.integers(0, 2), faults=_FAULTS)
+    def suspend(self, level: int, faults: dict[str, set[int]] | None) -> None:
+        """Suspend by policy."""
+        moves = [
+            (block, _MOVES[policy])
+            for block in self.blocks
+            if (policy := POLICIES.at(block.tag, level)) is not Policy.KEEP
+        ]
+        keeps = any(move is Move.OFFLOAD and block.asked(move) for block, move in moves)
+        unable = keeps and not self.backend.capabilities.supports_offload
+        self._transition(lambda: self.backend.suspend(level), moves, faults, unable)
+
+    @rule(tags=st.one_of(st.none(), _SOME_TAGS), faults=_FAULTS)
+    def resume(self, tags: set[str] | None, faults: dict[str, set[int]] | None) -> None:
+        """Resume some tags or all."""
+        known = set(self.epochs)
+        named = known if tags is None else tags & known
+        moves = [(block, Move.RESUME) for block in self._of(named)]
+        asleep = (Residency.OFFLOADED, Residency.DISCARDED)
+        left = any(block.residency in asleep for block in self._of(known - named))
+        some = any(block.asked(Move.RESUME) for block, _ in moves)
+        unable = some and left and not self.backend.capabilities.supports_selective_resume
+        asked = None if tags is None else named
+        self._transition(lambda: self.backend.resume(asked), moves, faults, unable)
+
+    @rule(tags=_SOME_TAGS, faults=_FAULTS)
+    def discard(self, tags: set[str], faults: dict[str, set[int]] | None) -> None:
+        """Discard some tags."""
+        named = tags & set(self.epochs)
+        moves = [(block, Move.DISCARD) for block in self._of(named)]
+        unable = not self.backend.capabilities.supports_selective_release or "runtime" in named
+        self._transition(lambda: self.backend.discard(named), moves, faults, unable)
+
+    @rule(tags=_SOME_TAGS)
+    def mark_valid(self, tags: set[str]) -> None:
+        """Declare some tags refilled."""
+        named = tags & set(self.epochs)
+        moves = [(block, Move.VALIDATE) for block in self._of(named)]
+        self._transition(lambda: self.backend.mark_valid(named), moves, None, False)
+
+    def _transition(
+        self,
+        call: Callable[[], Any],
+        moves: list[tuple[Modelled, Move]],
+        faults: dict[str, set[int]] | None,
+        unable: bool,
+    ) -> None:
+        refused = unable or any(block.asked(move) is None for block, move in moves)
+        injector = FaultInjector(self.backend, faults or {})
+        before = self.backend.state()
+        try:
+            with injector:
+                report = call()
+        except (PolicyConflictError, UnsupportedOperationError) as error:
+            assert refused, f"refused although the table allows it: {error}"
+            assert self.backend.state() == before, "a refused call changed something"
+        except SleepBackendsError as error:
+            assert injector.fired, f"failed without a fault: {error}"
+            assert isinstance(error, MechanismError)
+            self._reconcile(moves)
+        else:
+            assert not refused, "the table does not allow this"
+            assert not injector.fired, "a fault was swallowed"
+            asked = [(block, move) for block, move in moves if block.asked(move)]
+            if report is not None:
+                assert report.changed == bool(asked)
+            self._count_epochs(block.tag for block, move in asked if move is Move.DISCARD)
+            for block, move in asked:
+                block.apply(move)
+
+    def _reconcile(self, moves: list[tuple[Modelled, Move]]) -> None:
+        """After a fault each block is where it was, or where it was going; never elsewhere."""
+        dropped = []
+        for block, move in moves:
+            placement = self.backend.ledger.get(block.memory.address).placement
+            stranded = placement.mapped and placement.owed
+            if stranded == block.stranded and placement.residency is block.residency:
+                continue
+            if move is Move.OFFLOAD:
+                assert placement.owed, "a block to be kept is neither here nor saved"
+            elif move is Move.DISCARD:
+                assert placement.residency is Residency.DISCARDED
+                dropped.append(block.tag)
+            else:
+                assert stranded, "a failed resume left a block awake"
+            if not stranded:
+                block.apply(move)
+            block.residency, block.stranded = placement.residency, stranded
+        self._count_epochs(dropped)
+
+    def _count_epochs(self, tags: Any) -> None:
+        for tag in set(tags):
+            self.epochs[tag] += 1
+
+    @invariant()
+    def state_tells_the_truth(self) -> None:
+        """Bytes by residency, epochs, and the bytes themselves are what the model says."""
+        state = self.backend.state()
+        assert set(state.tags) == set(self.epochs)
+        for tag, epoch in self.epochs.items():
+            blocks = self._of([tag])
+            found = state.tags[tag]
+            assert found.epoch == epoch
+            assert found.blocks == len(blocks)
+            for residency in Residency:
+                size = sum(len(b.contents) for b in blocks if b.residency is residency)
+                assert found.bytes_in(residency) == size, f"{tag}: {residency.value}"
+        for block in self.blocks:
+            if block.residency in (Residency.RESIDENT, Residency.UNDEFINED) and (
+                not block.stranded
+            ):
+                assert block.memory.read() == block.contents
+
+
+class RandomSequenceTests(ContractFixtures):
+    """No sequence of calls and faults loses bytes a policy keeps or makes the state lie."""
+
+    random_sequences: ClassVar[int] = 200
+    """How many sequences are tried."""
+
+    def test_random_sequences(self) -> None:
+        """Run the machine."""
+
+        class Machine(SleepMachine):
+            suite = self
+
+        run_state_machine_as_test(
+            Machine,
+            settings=settings(
+                max_examples=self.random_sequences,
+                stateful_step_count=30,
+                deadline=None,
+                derandomize=True,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )

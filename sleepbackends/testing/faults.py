@@ -1,0 +1,96 @@
+"""Faults at chosen calls of a backend's mechanism."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from sleepbackends.base import BaseBackend
+
+CALL_STEPS = ("synchronize", "check_room_to_save", "reserve", "map", "fill", "unmap")
+"""Steps that fail when they are called."""
+
+ITERATOR_STEPS = ("save", "restore")
+"""Steps that fail after some blocks have been yielded."""
+
+STEPS = CALL_STEPS + ITERATOR_STEPS
+"""Every step of a mechanism that may fail. ``forget`` and ``release`` must not."""
+
+
+class InjectedFault(Exception):
+    """What a step raises when it was told to fail."""
+
+
+class FaultInjector:
+    """Makes chosen calls of a backend's mechanism raise, as long as it is entered.
+
+    A step fails before it has done anything, which is what the mechanism's contract asks
+    of a step that raises. An iterator step counts the blocks it yields.
+
+    Parameters
+    ----------
+    backend : BaseBackend
+        The backend to disturb.
+    faults : mapping of str to collection of int
+        For each step, which of its calls (or yields) fail, counted from 0.
+    make_error : callable, optional
+        Makes the exception from a message.
+    """
+
+    def __init__(
+        self,
+        backend: BaseBackend[Any],
+        faults: Mapping[str, Collection[int]],
+        make_error: Callable[[str], Exception] = InjectedFault,
+    ) -> None:
+        unknown = set(faults) - set(STEPS)
+        if unknown:
+            raise ValueError(f"no such steps: {sorted(unknown)}; known: {STEPS}")
+        self.backend = backend
+        self.faults = {step: frozenset(calls) for step, calls in faults.items()}
+        self.make_error = make_error
+        self.calls: Counter[str] = Counter()
+        self.fired = 0
+
+    def __enter__(self) -> FaultInjector:
+        for step in STEPS:
+            wrap = self._iterating if step in ITERATOR_STEPS else self._calling
+            setattr(self.backend, step, wrap(step, getattr(self.backend, step)))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for step in STEPS:
+            delattr(self.backend, step)
+
+    def _count(self, step: str) -> None:
+        call = self.calls[step]
+        self.calls[step] += 1
+        if call in self.faults.get(step, ()):
+            self.fired += 1
+            raise self.make_error(f"{step} was told to fail at call {call}")
+
+    def _calling(self, step: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            self._count(step)
+            return real(*args)
+
+        return call
+
+    def _iterating(self, step: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def iterate(*args: Any) -> Iterator[Any]:
+            items = real(*args)
+            try:
+                for item in items:
+                    self._count(step)
+                    yield item
+            finally:
+                items.close()
+
+        return iterate

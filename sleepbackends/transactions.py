@@ -1,0 +1,238 @@
+"""Suspend, resume and discard as transactions over a mechanism: order, undo, bookkeeping.
+
+Each function is called with the transition lock held and with requests that were checked.
+Nothing is recorded in the ledger before it has happened.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from sleepbackends.control import Control
+from sleepbackends.errors import ContentsLostError, MechanismError, NoRoomError, add_note
+from sleepbackends.ledger import Block, Ledger
+from sleepbackends.mechanism import Fill, Mechanism
+from sleepbackends.residency import Move
+
+_POLL_S = 0.02
+
+
+def suspend(
+    mechanism: Mechanism,
+    ledger: Ledger,
+    offload: Sequence[Block],
+    drop: Sequence[Block],
+    control: Control,
+) -> int:
+    """Save and unmap some blocks, then drop others; return the bytes copied.
+
+    Whatever must be kept is safe before anything is lost. A failure before the first
+    block was dropped brings back what was already unmapped, so nothing has changed; a
+    failure after that leaves each block where the ledger says it is.
+    """
+    mechanism.synchronize([*offload, *drop])
+    # A block whose resume could not be undone is mapped but its saved copy is still owed.
+    unsaved = [block for block in offload if not block.placement.owed]
+    control.start("suspend", _size(unsaved))
+    mechanism.check_room_to_save(unsaved)
+    moved: list[Block] = []
+    dropped: list[Block] = []
+    try:
+        for block in offload:
+            if block.placement.owed:
+                _offload(mechanism, ledger, block, moved)
+        _save(mechanism, ledger, unsaved, moved, control)
+        _drop(mechanism, ledger, drop, dropped)
+    except BaseException as error:
+        if not dropped:
+            _undo_suspend(mechanism, ledger, unsaved, moved, error)
+        raise
+    return _size(unsaved)
+
+
+def discard(mechanism: Mechanism, ledger: Ledger, blocks: Sequence[Block]) -> None:
+    """Unmap blocks and forget their bytes.
+
+    A failure leaves the blocks dealt with before it DISCARDED and the others as they were.
+    """
+    mechanism.synchronize(blocks)
+    _drop(mechanism, ledger, blocks, [])
+
+
+def resume(
+    mechanism: Mechanism,
+    ledger: Ledger,
+    blocks: Sequence[Block],
+    fill: Fill,
+    wait_for_memory_s: float,
+    control: Control,
+) -> int:
+    """Map blocks again, restore what was saved, fill the rest; return the bytes copied.
+
+    All memory is taken before the first copy, and nothing is recorded or forgotten before
+    the last copy has succeeded. After a failure everything is asleep as before.
+    """
+    give_up = time.monotonic() + wait_for_memory_s
+    while True:
+        try:
+            return _resume_once(mechanism, ledger, blocks, fill, control)
+        except NoRoomError as error:
+            if time.monotonic() >= give_up:
+                if wait_for_memory_s:
+                    add_note(error, f"waited {wait_for_memory_s} s for memory")
+                raise
+            control.check("waiting for memory")
+            time.sleep(min(_POLL_S, control.remaining_s() or _POLL_S))
+
+
+def _save(
+    mechanism: Mechanism,
+    ledger: Ledger,
+    blocks: Sequence[Block],
+    moved: list[Block],
+    control: Control,
+) -> None:
+    if not blocks:
+        return
+    saved = mechanism.save(blocks, control)
+    waiting = {id(block) for block in blocks}
+    try:
+        for block in saved:
+            _settle(waiting, block, "save")
+            _offload(mechanism, ledger, block, moved)
+    finally:
+        _close(saved)
+    if waiting:
+        raise MechanismError(f"save ended with {len(waiting)} of {len(blocks)} blocks not saved")
+
+
+def _offload(mechanism: Mechanism, ledger: Ledger, block: Block, moved: list[Block]) -> None:
+    mechanism.unmap(block)
+    ledger.apply(Move.OFFLOAD, block)
+    moved.append(block)
+
+
+def _drop(
+    mechanism: Mechanism, ledger: Ledger, blocks: Sequence[Block], dropped: list[Block]
+) -> None:
+    try:
+        for block in blocks:
+            mechanism.unmap(block)
+            ledger.apply(Move.DISCARD, block)
+            dropped.append(block)
+    finally:
+        ledger.bump_epochs(dropped)
+
+
+def _undo_suspend(
+    mechanism: Mechanism,
+    ledger: Ledger,
+    saved: Sequence[Block],
+    moved: Sequence[Block],
+    error: BaseException,
+) -> None:
+    try:
+        if moved:
+            _resume_once(mechanism, ledger, moved, Fill.NONE, Control())
+    except Exception as second:  # noqa: BLE001 - the first error is raised, this one is its note
+        add_note(error, f"could not be undone, the saved bytes are kept: {second!r}")
+    for block in saved:
+        if not block.placement.owed:
+            mechanism.forget(block)
+
+
+def _resume_once(
+    mechanism: Mechanism,
+    ledger: Ledger,
+    blocks: Sequence[Block],
+    fill: Fill,
+    control: Control,
+) -> int:
+    unmapped = [block for block in blocks if not block.placement.mapped]
+    owed = [block for block in blocks if block.placement.owed]
+    control.start("resume", _size(owed))
+    mechanism.reserve(unmapped)
+    mapped: list[Block] = []
+    try:
+        for block in unmapped:
+            mechanism.map(block)
+            mapped.append(block)
+        _restore(mechanism, owed, control)
+        for block in mapped:
+            if not block.placement.owed:
+                mechanism.fill(block, fill)
+        mechanism.synchronize(blocks)
+    except BaseException as error:
+        _undo_resume(mechanism, ledger, unmapped, mapped, error)
+        raise
+    ledger.apply(Move.RESUME, *blocks)
+    for block in owed:
+        mechanism.forget(block)
+    return _size(owed)
+
+
+def _restore(mechanism: Mechanism, blocks: Sequence[Block], control: Control) -> None:
+    if not blocks:
+        return
+    restored = mechanism.restore(blocks, control)
+    waiting = {id(block) for block in blocks}
+    try:
+        for block in restored:
+            _settle(waiting, block, "restore")
+    finally:
+        _close(restored)
+    if waiting:
+        raise MechanismError(
+            f"restore ended with {len(waiting)} of {len(blocks)} blocks not restored"
+        )
+
+
+def _undo_resume(
+    mechanism: Mechanism,
+    ledger: Ledger,
+    reserved: Sequence[Block],
+    mapped: Sequence[Block],
+    error: BaseException,
+) -> None:
+    # Copies that were queued into these blocks must have ended before their memory goes.
+    _attempt(error, "synchronize", lambda: mechanism.synchronize(mapped))
+    for block in reversed(mapped):
+        if not _attempt(error, "unmap", partial(mechanism.unmap, block)):
+            ledger.strand(block)
+    _attempt(error, "unreserve", lambda: mechanism.unreserve(reserved[len(mapped) :]))
+    if isinstance(error, ContentsLostError):
+        lost = [block for block in map(ledger.get, error.addresses) if block is not None]
+        for block in lost:
+            ledger.apply(Move.LOSE, block)
+            mechanism.forget(block)
+        ledger.bump_epochs(lost)
+
+
+def _attempt(error: BaseException, step: str, call: Callable[[], None]) -> bool:
+    try:
+        call()
+    except Exception as second:  # noqa: BLE001 - the first error is raised, this one is its note
+        add_note(error, f"{step} failed while undoing: {second!r}")
+        return False
+    return True
+
+
+def _settle(waiting: set[int], block: Block, step: str) -> None:
+    try:
+        waiting.remove(id(block))
+    except KeyError:
+        raise MechanismError(
+            f"{step} yielded a block twice or one that was not asked for"
+        ) from None
+
+
+def _close(steps: Iterable[Block]) -> None:
+    close = getattr(steps, "close", None)
+    if close is not None:
+        close()
+
+
+def _size(blocks: Iterable[Block]) -> int:
+    return sum(block.size_bytes for block in blocks)
