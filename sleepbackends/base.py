@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import ClassVar, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from sleepbackends import transactions
 from sleepbackends.availability import Availability
@@ -21,25 +21,18 @@ from sleepbackends.capabilities import Capabilities
 from sleepbackends.control import Control
 from sleepbackends.errors import (
     ClosedError,
-    MechanismError,
     PolicyConflictError,
     RequestError,
     SleepBackendsError,
     UnsupportedOperationError,
-    add_note,
 )
+from sleepbackends.failures import reporting
 from sleepbackends.ledger import Block, Ledger
 from sleepbackends.lock import TransitionLock
 from sleepbackends.mechanism import Mechanism
 from sleepbackends.policies import Policies, Policy, check_level
 from sleepbackends.protocol import API_VERSION
-from sleepbackends.reports import (
-    DiscardReport,
-    FailureReport,
-    ResumeReport,
-    SuspendReport,
-    compare,
-)
+from sleepbackends.reports import DiscardReport, ResumeReport, SuspendReport, compare
 from sleepbackends.residency import Move, moved
 from sleepbackends.settings import BackendSettings
 from sleepbackends.state import BackendState, check_tags
@@ -60,8 +53,8 @@ class BaseBackend(Mechanism, Generic[OptionsT]):
         Policies and what else is common to all backends.
     """
 
-    name: ClassVar[str]
-    api_version: ClassVar[int] = API_VERSION
+    name: str
+    api_version: int = API_VERSION
     capabilities: Capabilities = Capabilities()
 
     def __init__(
@@ -332,38 +325,19 @@ class BaseBackend(Mechanism, Generic[OptionsT]):
                 if self._closed:
                     raise ClosedError(f"backend {self.name!r} was closed", hint="create a new one")
                 self._free_now()
-                before = self.ledger.state()
                 try:
-                    yield control, before
-                except SleepBackendsError as error:
-                    self._complete(error, operation, before)
-                    raise
-                except Exception as error:
-                    wrapped = MechanismError(
-                        f"{operation} failed: {error!r}",
-                        hint="error.report says what is where; the call can be repeated",
-                    )
-                    self._complete(wrapped, operation, before)
-                    for note in getattr(error, "__notes__", ()):
-                        add_note(wrapped, note)
-                    raise wrapped from error
+                    self.begin()
+                    before = self.ledger.state()
+                    with reporting(self.name, operation, self.ledger, before):
+                        yield control, before
+                finally:
+                    self.end()
         except SleepBackendsError as error:
             error.backend = error.backend or self.name
             error.operation = error.operation or operation
             raise
         finally:
             self._free_pending()
-
-    def _complete(self, error: SleepBackendsError, operation: str, before: BackendState) -> None:
-        after = self.ledger.state()
-        if error.report is None:
-            tags = compare(before, after, dict.fromkeys(before.tags))
-            error.report = FailureReport(
-                backend=self.name,
-                operation=operation,
-                changed=any(change.changed for change in tags.values()),
-                tags=tags,
-            )
 
     def _asked(self, move: Move, tags: Collection[str]) -> list[Block]:
         """List the blocks that the move would change, or raise naming the tag in the way."""

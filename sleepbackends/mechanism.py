@@ -36,6 +36,15 @@ class Mechanism(ABC):
     ``forget``.
     """
 
+    def begin(self) -> None:
+        """Get ready for a transition; called with the transition lock held.
+
+        A mechanism whose blocks come and go outside of Python brings the ledger up to date.
+        """
+
+    def end(self) -> None:
+        """Follow up on ``begin``, however the transition ended. Must not raise."""
+
     def synchronize(self, blocks: Sequence[Block]) -> None:
         """Wait until nothing that was queued still reads or writes these blocks."""
 

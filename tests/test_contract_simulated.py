@@ -20,7 +20,8 @@ class TestSimulated(BackendContractTests):
         return int(backend.mapped_bytes)
 
     def test_saved_copies_are_dropped_once_restored_or_freed(self) -> None:
-        with self.opened() as backend:
+        with self.opened() as opened:
+            backend: Any = opened
             self.need(backend, "supports_offload")
             contents = self.populate(backend)
             backend.suspend(1)

@@ -159,7 +159,7 @@ class OrchestratorMachine(RuleBasedStateMachine):
 def test_random_transitions(capabilities: Capabilities) -> None:
     machine = type("Machine", (OrchestratorMachine,), {"capabilities": capabilities})
     run_state_machine_as_test(
-        machine,  # type: ignore[arg-type]
+        machine,
         settings=settings(
             max_examples=100,
             stateful_step_count=25,

@@ -21,18 +21,19 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     {"errors", "availability", "capabilities"},
     {"policies", "residency", "state", "control"},
-    {"ledger", "lock", "reports", "mechanism", "settings", "protocol", "transactions"},
+    {"ledger", "lock", "reports", "mechanism", "settings", "protocol", "transactions", "failures"},
     {"base", "engine", "hookspecs", "host_limits", "leases"},
     {"fallback", "obligations", "plan", "engine_state", "service"},
     {"hostmemory"},
-    {"host"},
+    {"vmm"},
+    {"host", "cumem"},
     {"plugins", "registry", "config", "selection"},
     {"orchestrator"},
     {"testing"},
     {"examples", "demo"},
     {"cli"},
 ]
-BACKENDS = {"host"}
+BACKENDS = {"host", "cumem"}
 
 
 def layer_of(name: str) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from sleepbackends.availability import Availability
 from sleepbackends.base import BaseBackend
@@ -94,7 +93,7 @@ class SimulatedRegion:
 class SimulatedBackend(BaseBackend[SimulatedOptions]):
     """Keeps "device memory" in byte arrays and saved bytes beside them."""
 
-    name: ClassVar[str] = "simulated"
+    name = "simulated"
 
     def __init__(
         self, options: SimulatedOptions | None = None, settings: BackendSettings | None = None

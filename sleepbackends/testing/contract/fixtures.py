@@ -65,7 +65,10 @@ class ContractFixtures:
             backend.close()
 
     def populate(self, backend: Any, *tags: str) -> dict[ObservedMemory, bytes]:
-        """Allocate and fill memory under the tags; return what it holds."""
+        """Allocate and fill memory under the tags; return what it holds.
+
+        It stays alive until the end of the test, or until it is freed.
+        """
         source = random.Random(7)  # noqa: S311 - test data, not a secret
         contents = {}
         for tag in tags or SIZES:
@@ -73,6 +76,7 @@ class ContractFixtures:
                 memory = self.allocate(backend, tag, size)
                 contents[memory] = source.randbytes(size)
                 memory.write(contents[memory])
+        self.__dict__.setdefault("_alive", []).extend(contents)
         return contents
 
     @staticmethod

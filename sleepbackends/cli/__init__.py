@@ -1,0 +1,58 @@
+"""The command line: ``sleepbackends backends``, ``sleepbackends doctor``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import sleepbackends
+from sleepbackends.cli.backends import list_backends
+from sleepbackends.cli.doctor import examine_machine
+from sleepbackends.cli.output import report_error
+from sleepbackends.errors import SleepBackendsError
+
+
+class _Group(TyperGroup):
+    """Turns errors of this package into a message and exit code 2, for every command."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SleepBackendsError as error:
+            report_error(error, ctx.meta)
+            raise typer.Exit(2) from error
+
+
+app = typer.Typer(
+    cls=_Group,
+    help="Give engine memory back by tag and take it again.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"sleepbackends {sleepbackends.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Give engine memory back by tag and take it again."""
+
+
+app.command("backends")(list_backends)
+app.command("doctor")(examine_machine)
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="sleepbackends")

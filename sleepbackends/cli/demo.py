@@ -1,0 +1,123 @@
+"""``sleepbackends demo``: put a real model to sleep, wake it, and compare."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from sleepbackends import AllocatingBackend, SleepConfig, load_config
+from sleepbackends.cli.demo_screen import DemoScreen
+from sleepbackends.cli.output import JsonOption, write_json
+from sleepbackends.demo.steps import Step
+from sleepbackends.errors import UnsupportedOperationError
+from sleepbackends.registry import Registry
+from sleepbackends.selection import open_backend
+
+if TYPE_CHECKING:
+    from sleepbackends.demo.performance import Stage
+
+
+def run_demo(
+    backend: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The backend; by default as configured, else auto."),
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A Llama-style safetensors file; by default one of about 0.5 GiB, created "
+            "once in the user's cache directory.",
+        ),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each generation.")] = 16,
+    kv_mib: Annotated[int, typer.Option(min=1, help="Size of the KV cache in MiB.")] = 64,
+    as_json: JsonOption = False,
+) -> None:
+    """Put a real language model to sleep, wake it and compare; exit code 1 if it differs.
+
+    Policies are the defaults, whatever the configuration says; backend, options and
+    deadlines are as configured.
+    """
+    _require("numpy", "safetensors", "torch")
+    from sleepbackends.demo.observe import process_memory
+    from sleepbackends.demo.performance import Stage
+    from sleepbackends.demo.scenario import lesser_backends, play
+    from sleepbackends.examples.default_weights import default_weights
+
+    config = _configuration(backend)
+    registry = Registry.load()
+    steps: list[Step] = []
+    with DemoScreen(silent=as_json) as screen:
+        if weights is None:
+            weights = default_weights(on_create=screen.announce_weights)
+        stage = Stage(
+            weights_path=weights,
+            kv_bytes=kv_mib << 20,
+            n_tokens=tokens,
+            config=config,
+            measure=process_memory,
+            on_progress=screen.progress,
+        )
+        model = _describe(stage)
+        opened = open_backend(config, registry)
+        screen.introduce(opened.selection, model)
+        chosen = cast("AllocatingBackend", opened.backend)
+        for event in play(stage, chosen, lesser_backends(registry, chosen, config.settings)):
+            screen.show(event)
+            if isinstance(event, Step):
+                steps.append(event)
+        screen.conclude(steps)
+    ok = all(step.intact for step in steps)
+    if as_json:
+        write_json(
+            {
+                "ok": ok,
+                "backend": opened.selection.name,
+                "selection": asdict(opened.selection),
+                "model": model,
+                "steps": [{**asdict(step), "intact": step.intact} for step in steps],
+            }
+        )
+    if not ok:
+        raise typer.Exit(1)
+
+
+def _require(*names: str) -> None:
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise UnsupportedOperationError(
+                f"the demo needs {name}, which cannot be imported: {error}",
+                hint="pip install 'sleepbackends[torch]'",
+                operation="demo",
+            ) from error
+
+
+def _configuration(backend: str | None) -> SleepConfig:
+    """Take from the configuration what does not change what the demo is to show."""
+    config = load_config({} if backend is None else {"backend": backend})
+    return SleepConfig(
+        backend=config.backend,
+        options=config.options,
+        timeout_s=config.timeout_s,
+        wait_for_memory_s=config.wait_for_memory_s,
+    )
+
+
+def _describe(stage: Stage) -> dict[str, Any]:
+    from sleepbackends.examples.model_config import read_config
+
+    config = read_config(stage.weights_path)
+    return {
+        "path": str(stage.weights_path),
+        "parameters": config.parameters,
+        "weights_bytes": config.weights_bytes,
+        "kv_cache_bytes": stage.kv_bytes // config.position_bytes * config.position_bytes,
+        **asdict(config),
+    }

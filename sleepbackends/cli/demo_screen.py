@@ -1,0 +1,125 @@
+"""How the demo looks to a person."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from sleepbackends import ReleaseStrategy, control
+from sleepbackends.cli.output import console, format_bytes
+from sleepbackends.demo.steps import Announcement, Step
+from sleepbackends.selection import Selection
+
+_WIDTHS = (46, 10, 10, 8)
+
+
+class DemoScreen:
+    """Shows each step as it ends, and a progress bar meanwhile.
+
+    Parameters
+    ----------
+    silent : bool
+        Show nothing at all, because standard output is for JSON.
+    """
+
+    def __init__(self, *, silent: bool) -> None:
+        self._out = console()
+        self._out.quiet = silent
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            console=self._out,
+            transient=True,
+            disable=silent or not self._out.is_terminal,
+        )
+        self._bar = self._bars.add_task("", visible=False)
+
+    def __enter__(self) -> DemoScreen:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+
+    def announce_weights(self, path: Path) -> None:
+        """Say that weights are created, because nothing moves meanwhile."""
+        self._say(f"creating the default weights, once: {path}")
+
+    def progress(self, progress: control.Progress) -> None:
+        """Move the bar; called by the thread that copies."""
+        self._bars.update(
+            self._bar,
+            description=progress.operation,
+            completed=progress.done_bytes,
+            total=progress.total_bytes,
+            visible=progress.done_bytes < progress.total_bytes,
+        )
+
+    def introduce(self, selection: Selection, model: Mapping[str, Any]) -> None:
+        """Show what the demo will be played with."""
+        self._say(f"backend {selection.name}: {selection.reason}", style="")
+        for name, why in selection.passed_over.items():
+            self._say(f"not {name}: {why}")
+        self._say(
+            f"{format_bytes(model['weights_bytes'])} of weights ({model['dtype']}), KV cache of "
+            f"{format_bytes(model['kv_cache_bytes'])}: {model['path']}",
+            style="",
+        )
+        self._row("memory of this process", "before", "after", "seconds", style="bold")
+
+    def show(self, event: Announcement | Step) -> None:
+        """Show a plan, or a step that ended."""
+        if isinstance(event, Announcement):
+            self._say(f"plan: {_how(event.plan.strategy, event.plan.degraded)}")
+            self._say(f"  {event.plan.reason}")
+            return
+        self._row(
+            f"{event.backend}: {event.name}",
+            format_bytes(event.before_bytes),
+            format_bytes(event.after_bytes),
+            f"{event.seconds:.3f}",
+            style="" if event.intact else "red",
+        )
+        if event.strategy is not None:
+            self._say(f"done: {_how(event.strategy, event.degraded)}")
+
+    def conclude(self, steps: Sequence[Step]) -> None:
+        """Show the verdict."""
+        wrong = [(step, what) for step in steps for what in step.differences]
+        for step, what in wrong:
+            self._say(f"{step.backend}: {step.name}: {what}", style="red")
+        if wrong:
+            self._say("not ok", style="red")
+        else:
+            said = "ok: weights, tokens and addresses were the same after every step"
+            self._say(said, style="green")
+
+    def _say(self, text: str, style: str = "dim") -> None:
+        self._out.print(Text(text, style=style), soft_wrap=True)
+
+    def _row(self, *cells: str, style: str) -> None:
+        row = Table.grid(padding=(0, 1))
+        row.add_column(width=_WIDTHS[0])
+        for width in _WIDTHS[1:]:
+            row.add_column(width=width, justify="right")
+        row.add_row(*map(Text, cells), style=style)
+        self._out.print(row)
+
+
+def _how(strategy: ReleaseStrategy | None, degraded: bool) -> str:
+    name = "none" if strategy is None else strategy.value
+    return (
+        f"{name}, degraded: weights are not resident until the next wake-up" if degraded else name
+    )
