@@ -322,8 +322,7 @@ class BaseBackend(Mechanism, Generic[OptionsT]):
         control = control or Control()
         try:
             with self._lock.hold(operation, control):
-                if self._closed:
-                    raise ClosedError(f"backend {self.name!r} was closed", hint="create a new one")
+                self._check_open()
                 self._free_now()
                 try:
                     self.begin()
@@ -338,6 +337,10 @@ class BaseBackend(Mechanism, Generic[OptionsT]):
             raise
         finally:
             self._free_pending()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"backend {self.name!r} was closed", hint="create a new one")
 
     def _asked(self, move: Move, tags: Collection[str]) -> list[Block]:
         """List the blocks that the move would change, or raise naming the tag in the way."""

@@ -32,8 +32,8 @@ class Mechanism(ABC):
     """The steps of a transition, in the order in which they are called.
 
     Suspend: ``synchronize``, ``check_room_to_save``, ``save``, ``unmap`` for each block as
-    soon as it is saved. Resume: ``reserve``, ``map`` for each block, ``restore``, ``fill``,
-    ``forget``.
+    soon as it is saved. Resume: ``reserve``, ``map`` for each block, ``fill`` for those
+    without saved bytes, ``restore``, ``forget``.
     """
 
     def begin(self) -> None:
@@ -51,6 +51,8 @@ class Mechanism(ABC):
     def check_room_to_save(self, blocks: Sequence[Block]) -> None:
         """Check, before anything changes, that there is room for the saved bytes.
 
+        There may be no blocks, when a suspend only drops contents.
+
         Raises
         ------
         NoRoomError
@@ -65,6 +67,13 @@ class Mechanism(ABC):
         ``control.advance`` with the bytes done as you go; it raises when the deadline has
         passed. If this raises, or is closed half-way, ``forget`` is called for every block.
         """
+
+    def saving_is_certain(self) -> bool:
+        """Tell whether nothing but the loss of the device can stop the save under way.
+
+        Then contents that are to be dropped may go while the rest is still being saved.
+        """
+        return False
 
     @abstractmethod
     def unmap(self, block: Block) -> None:

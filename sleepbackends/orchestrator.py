@@ -340,7 +340,9 @@ class Orchestrator:
         wanted = check_tags(tags, memory.tags, "use")
         unusable = sorted(wanted & memory.unusable_tags())
         pending = self._service.owed.pending
-        if self._lock.current is not None:
+        if self._closed:
+            why = "the orchestrator was closed"
+        elif self._lock.current is not None:
             why = f"{self._lock.current} is going on"
         elif self._service.fault is not None:
             why = "the engine is FAULTED"

@@ -7,7 +7,8 @@ Nothing is recorded in the ledger before it has happened.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from functools import partial
 
 from sleepbackends.control import Control
@@ -28,9 +29,9 @@ def suspend(
 ) -> int:
     """Save and unmap some blocks, then drop others; return the bytes copied.
 
-    Whatever must be kept is safe before anything is lost. A failure before the first
-    block was dropped brings back what was already unmapped, so nothing has changed; a
-    failure after that leaves each block where the ledger says it is.
+    Whatever must be kept is safe, or certain to be, before anything is lost. A failure
+    before the first block was dropped brings back what was already unmapped, so nothing
+    has changed; a failure after that leaves each block where the ledger says it is.
     """
     mechanism.synchronize([*offload, *drop])
     # A block whose resume could not be undone is mapped but its saved copy is still owed.
@@ -43,11 +44,19 @@ def suspend(
         for block in offload:
             if block.placement.owed:
                 _offload(mechanism, ledger, block, moved)
-        _save(mechanism, ledger, unsaved, moved, control)
-        _drop(mechanism, ledger, drop, dropped)
+        # Closed here, not whenever the traceback lets go of it: copies may be under way.
+        with closing(_save(mechanism, ledger, unsaved, moved, control)) as saved:
+            for _ in saved:
+                if not dropped and mechanism.saving_is_certain():
+                    _drop(mechanism, ledger, drop, dropped)
+        if not dropped:
+            _drop(mechanism, ledger, drop, dropped)
     except BaseException as error:
         if not dropped:
-            _undo_suspend(mechanism, ledger, unsaved, moved, error)
+            _bring_back(mechanism, ledger, moved, error)
+        for block in unsaved:
+            if not block.placement.owed:
+                mechanism.forget(block)
         raise
     return _size(unsaved)
 
@@ -93,7 +102,7 @@ def _save(
     blocks: Sequence[Block],
     moved: list[Block],
     control: Control,
-) -> None:
+) -> Generator[Block, None, None]:
     if not blocks:
         return
     saved = mechanism.save(blocks, control)
@@ -102,6 +111,7 @@ def _save(
         for block in saved:
             _settle(waiting, block, "save")
             _offload(mechanism, ledger, block, moved)
+            yield block
     finally:
         _close(saved)
     if waiting:
@@ -126,21 +136,14 @@ def _drop(
         ledger.bump_epochs(dropped)
 
 
-def _undo_suspend(
-    mechanism: Mechanism,
-    ledger: Ledger,
-    saved: Sequence[Block],
-    moved: Sequence[Block],
-    error: BaseException,
+def _bring_back(
+    mechanism: Mechanism, ledger: Ledger, moved: Sequence[Block], error: BaseException
 ) -> None:
     try:
         if moved:
             _resume_once(mechanism, ledger, moved, Fill.NONE, Control())
     except Exception as second:  # noqa: BLE001 - the first error is raised, this one is its note
         add_note(error, f"could not be undone, the saved bytes are kept: {second!r}")
-    for block in saved:
-        if not block.placement.owed:
-            mechanism.forget(block)
 
 
 def _resume_once(
@@ -159,10 +162,11 @@ def _resume_once(
         for block in unmapped:
             mechanism.map(block)
             mapped.append(block)
-        _restore(mechanism, owed, control)
+        # Filling may be queued work that goes on beside the copies.
         for block in mapped:
             if not block.placement.owed:
                 mechanism.fill(block, fill)
+        _restore(mechanism, owed, control)
         mechanism.synchronize(blocks)
     except BaseException as error:
         _undo_resume(mechanism, ledger, unmapped, mapped, error)

@@ -35,7 +35,7 @@ def test_config_is_immutable_and_survives_pickling() -> None:
     config = SleepConfig(policies={"lora": "keep"}, options={"a": [1]}, timeout_s=None)
     with pytest.raises(ValidationError, match="frozen"):
         config.backend = "other"
-    assert pickle.loads(pickle.dumps(config)) == config  # noqa: S301 - our own bytes
+    assert pickle.loads(pickle.dumps(config)) == config
 
 
 def test_config_survives_json() -> None:

@@ -290,5 +290,6 @@ def test_closing() -> None:
     for call in (orchestrator.sleep, orchestrator.wake_up, orchestrator.release_kv_cache):
         with pytest.raises(ClosedError):
             call()
-    with pytest.raises(SuspendedError), orchestrator.use():
-        raise AssertionError("admitted after close")
+    for tags in (None, {"weights"}):
+        with pytest.raises(SuspendedError, match="closed"), orchestrator.use(tags):
+            raise AssertionError("admitted after close")

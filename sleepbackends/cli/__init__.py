@@ -1,4 +1,4 @@
-"""The command line: ``sleepbackends backends``, ``sleepbackends doctor``."""
+"""The command line: ``sleepbackends backends``, ``doctor`` and ``demo``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 import sleepbackends
 from sleepbackends.cli.backends import list_backends
+from sleepbackends.cli.demo import run_demo
 from sleepbackends.cli.doctor import examine_machine
 from sleepbackends.cli.output import report_error
 from sleepbackends.errors import SleepBackendsError
@@ -51,6 +52,7 @@ def _options(
 
 app.command("backends")(list_backends)
 app.command("doctor")(examine_machine)
+app.command("demo")(run_demo)
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -18,7 +18,7 @@ from sleepbackends.registry import Registry
 from sleepbackends.selection import open_backend
 
 if TYPE_CHECKING:
-    from sleepbackends.demo.performance import Stage
+    from sleepbackends.demo.checked_engine import DemoSettings
 
 
 def run_demo(
@@ -34,19 +34,18 @@ def run_demo(
             "once in the user's cache directory.",
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each generation.")] = 16,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each generation.")] = 8,
     kv_mib: Annotated[int, typer.Option(min=1, help="Size of the KV cache in MiB.")] = 64,
     as_json: JsonOption = False,
 ) -> None:
     """Put a real language model to sleep, wake it and compare; exit code 1 if it differs.
 
-    Policies are the defaults, whatever the configuration says; backend, options and
-    deadlines are as configured.
+    The policies are the default ones; backend, options and deadlines are as configured.
     """
     _require("numpy", "safetensors", "torch")
+    from sleepbackends.demo.checked_engine import DemoSettings
     from sleepbackends.demo.observe import process_memory
-    from sleepbackends.demo.performance import Stage
-    from sleepbackends.demo.scenario import lesser_backends, play
+    from sleepbackends.demo.scenario import run_scenario, unselective_backends
     from sleepbackends.examples.default_weights import default_weights
 
     config = _configuration(backend)
@@ -55,7 +54,7 @@ def run_demo(
     with DemoScreen(silent=as_json) as screen:
         if weights is None:
             weights = default_weights(on_create=screen.announce_weights)
-        stage = Stage(
+        settings = DemoSettings(
             weights_path=weights,
             kv_bytes=kv_mib << 20,
             n_tokens=tokens,
@@ -63,11 +62,15 @@ def run_demo(
             measure=process_memory,
             on_progress=screen.progress,
         )
-        model = _describe(stage)
+        model = _describe(settings)
         opened = open_backend(config, registry)
         screen.introduce(opened.selection, model)
         chosen = cast("AllocatingBackend", opened.backend)
-        for event in play(stage, chosen, lesser_backends(registry, chosen, config.settings)):
+        if registry.specs[opened.selection.name].source.distribution != "sleepbackends":
+            # Where a third party's backend keeps saved bytes is its own affair.
+            settings = replace(settings, enough=0.0)
+        others = unselective_backends(registry, chosen, config.settings)
+        for event in run_scenario(settings, chosen, others):
             screen.show(event)
             if isinstance(event, Step):
                 steps.append(event)
@@ -110,14 +113,14 @@ def _configuration(backend: str | None) -> SleepConfig:
     )
 
 
-def _describe(stage: Stage) -> dict[str, Any]:
+def _describe(settings: DemoSettings) -> dict[str, Any]:
     from sleepbackends.examples.model_config import read_config
 
-    config = read_config(stage.weights_path)
+    config = read_config(settings.weights_path)
     return {
-        "path": str(stage.weights_path),
+        "path": str(settings.weights_path),
         "parameters": config.parameters,
         "weights_bytes": config.weights_bytes,
-        "kv_cache_bytes": stage.kv_bytes // config.position_bytes * config.position_bytes,
+        "kv_cache_bytes": settings.kv_bytes // config.position_bytes * config.position_bytes,
         **asdict(config),
     }

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from sleepbackends import ReleaseStrategy, control
 from sleepbackends.cli.output import console, format_bytes
-from sleepbackends.demo.steps import Announcement, Step
+from sleepbackends.demo.steps import PlannedRelease, Step
 from sleepbackends.selection import Selection
 
 _WIDTHS = (46, 10, 10, 8)
@@ -68,7 +68,7 @@ class DemoScreen:
         )
 
     def introduce(self, selection: Selection, model: Mapping[str, Any]) -> None:
-        """Show what the demo will be played with."""
+        """Show what the demo runs with."""
         self._say(f"backend {selection.name}: {selection.reason}", style="")
         for name, why in selection.passed_over.items():
             self._say(f"not {name}: {why}")
@@ -79,9 +79,9 @@ class DemoScreen:
         )
         self._row("memory of this process", "before", "after", "seconds", style="bold")
 
-    def show(self, event: Announcement | Step) -> None:
+    def show(self, event: PlannedRelease | Step) -> None:
         """Show a plan, or a step that ended."""
-        if isinstance(event, Announcement):
+        if isinstance(event, PlannedRelease):
             self._say(f"plan: {_how(event.plan.strategy, event.plan.degraded)}")
             self._say(f"  {event.plan.reason}")
             return

@@ -43,7 +43,7 @@ MAIN = [
     "sleep level 2",
     "wake up, reload and generate",
 ]
-LESSER = ["load", "generate", "release the KV cache", "wake up and generate"]
+RELEASE_ALONE = ["load", "generate", "release the KV cache", "wake up and generate"]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_the_demo_as_a_user_runs_it(weights: Path, tmp_path: Path) -> None:
     assert document["selection"]["reason"]
     model, steps = document["model"], document["steps"]
     assert model["weights_bytes"] == SMALL.weights_bytes
-    assert [step["name"] for step in steps] == MAIN + LESSER + LESSER
+    assert [step["name"] for step in steps] == MAIN + RELEASE_ALONE + RELEASE_ALONE
     keys = {"name", "before_bytes", "after_bytes", "seconds", "degraded", "intact", "strategy"}
     assert all(keys <= step.keys() for step in steps)
     assert wrong(steps) == []

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     invariant,
     rule,
     run_state_machine_as_test,
@@ -99,6 +100,16 @@ class SleepMachine(RuleBasedStateMachine):
                 assert block.memory.read() == block.contents, "bytes a policy keeps were lost"
         finally:
             self.backend.close()
+
+    @initialize(
+        sizes=st.lists(
+            st.tuples(st.sampled_from(TAGS), st.integers(1, 9000)), min_size=2, max_size=6
+        )
+    )
+    def populate(self, sizes: list[tuple[str, int]]) -> None:
+        """Begin with something to move: most sequences would otherwise move nothing."""
+        for tag, size in sizes:
+            self.allocate(tag=tag, size=size)
 
     def _bytes(self, size: int) -> bytes:
         self.seed += 1
@@ -249,8 +260,14 @@ class SleepMachine(RuleBasedStateMachine):
 class RandomSequenceTests(ContractFixtures):
     """No sequence of calls and faults loses bytes a policy keeps or makes the state lie."""
 
-    random_sequences: ClassVar[int] = 200
-    """How many sequences are tried."""
+    random_settings: ClassVar[settings] = settings(
+        max_examples=200,
+        stateful_step_count=30,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    """How many sequences are tried, and how."""
 
     def test_random_sequences(self) -> None:
         """Run the machine."""
@@ -258,13 +275,4 @@ class RandomSequenceTests(ContractFixtures):
         class Machine(SleepMachine):
             suite = self
 
-        run_state_machine_as_test(
-            Machine,
-            settings=settings(
-                max_examples=self.random_sequences,
-                stateful_step_count=30,
-                deadline=None,
-                derandomize=True,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        run_state_machine_as_test(Machine, settings=self.random_settings)

@@ -1,0 +1,1 @@
+"""A sleep-mode backend that keeps sleeping memory compressed with Zstandard."""

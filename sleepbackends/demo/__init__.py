@@ -1,0 +1,1 @@
+"""The scenario of ``sleepbackends demo``: what is done and checked, apart from its printing."""

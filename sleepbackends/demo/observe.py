@@ -1,0 +1,32 @@
+"""What can be seen of an engine and its process without asking the backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import psutil
+import torch
+import xxhash
+from torch import Tensor
+
+
+def process_memory() -> int:
+    """Measure the resident set of this process, in bytes, from the kernel's page tables.
+
+    The unique set would change with other processes that map the same libraries, and the
+    quick counter of the resident set is off by some pages for each processor.
+    """
+    return sum(mapping.rss for mapping in psutil.Process().memory_maps())
+
+
+def checksum(tensors: Iterable[Tensor]) -> str:
+    """Return one 128-bit hash over the bytes of all tensors, in their order."""
+    digest = xxhash.xxh3_128()
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def addresses(tensors: Iterable[Tensor]) -> list[int]:
+    """List where the tensors are."""
+    return [tensor.data_ptr() for tensor in tensors]

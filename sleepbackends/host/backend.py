@@ -1,0 +1,175 @@
+"""The host backend: memory of this process, saved to a file on local storage."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import TypeVar
+
+from sleepbackends.availability import Availability
+from sleepbackends.capabilities import Capabilities
+from sleepbackends.control import Control
+from sleepbackends.errors import ContentsLostError, StorageFullError
+from sleepbackends.host.directory import choose_directory, lock_directory, unlock_directory
+from sleepbackends.host.options import HostOptions
+from sleepbackends.host.spool import Chunk, Spool
+from sleepbackends.hostmemory import driver
+from sleepbackends.hostmemory.backend import HostMemoryBackend, usable_cpus
+from sleepbackends.ledger import Block
+from sleepbackends.settings import BackendSettings
+
+ResultT = TypeVar("ResultT")
+
+
+class HostBackend(HostMemoryBackend[HostOptions]):
+    """Keeps blocks in anonymous memory and saves them to an unnamed file.
+
+    Parameters
+    ----------
+    options : HostOptions, optional
+        Where saved bytes go, and how fast.
+    settings : BackendSettings, optional
+        What is common to all backends.
+
+    Raises
+    ------
+    StorageError
+        If there is no directory for saved bytes, or another backend uses it.
+    """
+
+    name = "host"
+    capabilities = Capabilities(
+        supports_selective_release=True,
+        supports_selective_resume=True,
+        supports_offload=True,
+        preserves_addresses=True,
+        preserves_communicators=True,
+        preserves_compiled_artifacts=True,
+        preserves_graphs_with_communicators=True,
+        owns_allocations=True,
+    )
+
+    def __init__(
+        self, options: HostOptions | None = None, settings: BackendSettings | None = None
+    ) -> None:
+        super().__init__(options, settings)
+        chosen = options or HostOptions()
+        self._threads = chosen.threads or min(4, usable_cpus())
+        self._chunk_bytes = chosen.chunk_bytes
+        self._saved: dict[int, list[Chunk]] = {}
+        directory = choose_directory(chosen.spool_directory, chosen.allow_memory_filesystem)
+        # Nobody else means the default directory, and unnamed files do not meet there.
+        self._lock_fd = lock_directory(directory) if chosen.spool_directory else None
+        try:
+            self._spool = Spool(
+                directory, chosen.chunk_bytes, drop_page_cache=chosen.drop_page_cache
+            )
+        except BaseException:
+            self._unlock()
+            raise
+
+    @classmethod
+    def probe(cls) -> Availability:
+        """Tell whether this is Linux, the only system it is tested on."""
+        system = platform.system()
+        if system == "Linux":
+            return Availability(True, "anonymous memory of this process, saved to a file")
+        return Availability(
+            False,
+            f"giving memory back by page is tested on Linux only, and this is {system}",
+            "run on Linux",
+        )
+
+    def check_room_to_save(self, blocks: Sequence[Block]) -> None:
+        """Check that the file system has room for the bytes of these blocks.
+
+        Raises
+        ------
+        StorageFullError
+            If it has not.
+        """
+        needed = sum(driver.round_up(block.size_bytes) for block in blocks)
+        available = self._spool.available_bytes()
+        if needed > available:
+            raise StorageFullError(
+                f"{needed} bytes are to be saved and {self._spool.directory} has room for "
+                f"{available}",
+                needed_bytes=needed,
+                available_bytes=available,
+                hint="free space there, choose another spool_directory, or discard a tag",
+            )
+
+    def save(self, blocks: Sequence[Block], control: Control) -> Iterator[Block]:
+        """Write blocks to the spool, chunk by chunk, and yield each once it is all there."""
+        for block in blocks:
+            self._saved[block.address] = self._spool.allot(block.size_bytes)
+        for block, _ in self._each_chunk(self._spool.write, blocks, control):
+            yield block
+
+    def restore(self, blocks: Sequence[Block], control: Control) -> Iterator[Block]:
+        """Read blocks back, chunk by chunk, and yield each that is what was saved.
+
+        Raises
+        ------
+        ContentsLostError
+            After all blocks were read, if some are not.
+        """
+        lost: list[Block] = []
+        for block, intact in self._each_chunk(self._spool.read, blocks, control):
+            if all(intact):
+                yield block
+            else:
+                lost.append(block)
+        if lost:
+            tags = {block.tag for block in lost}
+            raise ContentsLostError(
+                f"the saved bytes of {len(lost)} block(s) of tags {sorted(tags)} are damaged "
+                f"in the spool in {self._spool.directory}",
+                addresses={block.address for block in lost},
+                tags=tags,
+                hint="resume again and reload these tags",
+            )
+
+    def forget(self, block: Block) -> None:
+        """Give back the block's slots in the spool, if it has any."""
+        self._spool.give_back(self._saved.pop(block.address, ()))
+
+    def shut_down(self) -> None:
+        """Close the spool, whose storage goes with it, and unlock its directory."""
+        self._spool.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock_fd is not None:
+            unlock_directory(self._lock_fd)
+            self._lock_fd = None
+
+    def _each_chunk(
+        self,
+        do: Callable[[Chunk, memoryview], ResultT],
+        blocks: Sequence[Block],
+        control: Control,
+    ) -> Iterator[tuple[Block, list[ResultT]]]:
+        """Do something with every chunk, several at a time; yield results block by block.
+
+        However this ends, no chunk is being worked on afterwards.
+        """
+        chunks = [chunk for block in blocks for chunk in self._saved[block.address]]
+        views = [view for block in blocks for view in self._views(block)]
+        with (
+            ThreadPoolExecutor(self._threads, thread_name_prefix="sleepbackends-spool") as pool,
+            closing(pool.map(do, chunks, views)) as results,  # type: ignore[type-var]
+        ):
+            for block in blocks:
+                done = []
+                for chunk in self._saved[block.address]:
+                    done.append(next(results))
+                    control.advance(chunk.size_bytes)
+                yield block, done
+
+    def _views(self, block: Block) -> Iterator[memoryview]:
+        whole = driver.view(block.address, block.size_bytes)
+        for offset in range(0, block.size_bytes, self._chunk_bytes):
+            yield whole[offset : offset + self._chunk_bytes]

@@ -1,0 +1,1 @@
+"""Memory of this process that is given back by page and taken again at the same address."""
