@@ -268,7 +268,9 @@ class BaseBackend(Mechanism, Generic[OptionsT]):
                 hint="use a short name such as 'weights' or 'kv_cache'",
                 backend=self.name,
             )
-        self.ledger.register_tag(tag)
+        if tag not in self.ledger.tags():
+            with self._locked("open a tag", Control()):
+                self.ledger.register_tag(tag)
         return tag
 
     def enter(self, make: Callable[[], Block]) -> Block:
@@ -279,7 +281,7 @@ class BaseBackend(Mechanism, Generic[OptionsT]):
         ClosedError
             If the backend was closed.
         """
-        with self._transition("allocate", None):
+        with self._locked("allocate", Control()):
             block = make()
             self.ledger.add(block)
             return block
@@ -318,17 +320,23 @@ class BaseBackend(Mechanism, Generic[OptionsT]):
     def _transition(
         self, operation: str, control: Control | None
     ) -> Iterator[tuple[Control, BackendState]]:
-        """Serialise, refuse after close, and see that errors say who, what and where."""
+        """Serialise, and see that what is raised says who, what and where."""
         control = control or Control()
+        with self._locked(operation, control):
+            before = self.ledger.state()
+            with reporting(self.name, operation, self.ledger, before):
+                yield control, before
+
+    @contextmanager
+    def _locked(self, operation: str, control: Control) -> Iterator[None]:
+        """Hold the lock of an open backend, with the ledger up to date."""
         try:
             with self._lock.hold(operation, control):
                 self._check_open()
                 self._free_now()
                 try:
                     self.begin()
-                    before = self.ledger.state()
-                    with reporting(self.name, operation, self.ledger, before):
-                        yield control, before
+                    yield
                 finally:
                     self.end()
         except SleepBackendsError as error:

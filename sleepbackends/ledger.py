@@ -110,7 +110,7 @@ class Ledger:
 
     def strand(self, block: Block) -> None:
         """Record that a block stayed mapped although undoing its resume failed."""
-        block.placement = block.placement._replace(mapped=True)
+        block.placement = block.placement._replace(mapped=True, stranded=True)
         self._touch()
 
     def bump_epochs(self, blocks: Iterable[Block]) -> None:

@@ -45,23 +45,26 @@ class Placement(NamedTuple):
         A saved copy holds the contents and has not been restored yet.
     defined : bool
         The contents, here or saved, mean something.
+    stranded : bool
+        Mapped only because undoing a failed resume failed too: neither restored nor filled.
     """
 
     mapped: bool = True
     owed: bool = False
     defined: bool = True
+    stranded: bool = False
 
     @property
     def residency(self) -> Residency:
         """The residency these facts amount to."""
-        if self.mapped:
-            return Residency.RESIDENT if self.defined and not self.owed else Residency.UNDEFINED
-        return Residency.OFFLOADED if self.owed else Residency.DISCARDED
+        if not self.mapped:
+            return Residency.OFFLOADED if self.owed else Residency.DISCARDED
+        valid = self.defined and not self.stranded
+        return Residency.RESIDENT if valid else Residency.UNDEFINED
 
-    @property
-    def stranded(self) -> bool:
-        """Mapped although the saved copy is still owed: undoing a failed resume failed too."""
-        return self.mapped and self.owed
+    def asleep(self) -> Placement:
+        """Return where the block would be without memory behind it."""
+        return self._replace(mapped=False, stranded=False)
 
 
 R, M = Residency, Move
@@ -104,27 +107,28 @@ _WHY_NOT = {
 def moved(move: Move, placement: Placement) -> Placement:
     """Return where a block is after a move; unchanged where the move repeats what is so.
 
-    A stranded block counts as OFFLOADED here: it can be resumed or offloaded, not dropped.
+    A stranded block counts as what it would be without memory, except that putting it back
+    to sleep is not a repeat.
 
     Raises
     ------
     PolicyConflictError
         If the move is neither in ``TRANSITIONS`` nor a repeat: discarding what a policy
-        saved, saving what is gone, or validating what is not mapped.
+        saved, saving what is gone, or validating what is not there.
     """
-    residency = Residency.OFFLOADED if placement.stranded else placement.residency
-    if (move, residency) in REPEATS and not placement.stranded:
-        return placement
-    if move is Move.OFFLOAD and (placement.mapped or placement.owed):
-        return Placement(mapped=False, owed=True, defined=placement.defined)
+    place = placement.asleep() if placement.stranded else placement
+    residency = place.residency
+    if (move, residency) in REPEATS:
+        return place
     if (move, residency) not in TRANSITIONS:
         raise PolicyConflictError(
             _WHY_NOT.get((move, residency), f"cannot {move.value} what is {residency.value}"),
             hint="resume it first, then ask again",
         )
+    if move is Move.OFFLOAD:
+        return Placement(mapped=False, owed=True, defined=placement.defined)
     if move is Move.DISCARD:
         return Placement(mapped=False, owed=False, defined=False)
     if move is Move.LOSE:
-        return Placement(mapped=placement.mapped, owed=False, defined=False)
-    valid = placement.defined or move is Move.VALIDATE
-    return Placement(mapped=True, owed=False, defined=valid)
+        return placement._replace(owed=False, defined=False)
+    return Placement(defined=placement.defined or move is Move.VALIDATE)

@@ -34,7 +34,7 @@ def suspend(
     has changed; a failure after that leaves each block where the ledger says it is.
     """
     mechanism.synchronize([*offload, *drop])
-    # A block whose resume could not be undone is mapped but its saved copy is still owed.
+    # A stranded block is mapped but its saved copy is still owed.
     unsaved = [block for block in offload if not block.placement.owed]
     control.start("suspend", _size(unsaved))
     mechanism.check_room_to_save(unsaved)
@@ -163,7 +163,7 @@ def _resume_once(
             mechanism.map(block)
             mapped.append(block)
         # Filling may be queued work that goes on beside the copies.
-        for block in mapped:
+        for block in blocks:
             if not block.placement.owed:
                 mechanism.fill(block, fill)
         _restore(mechanism, owed, control)

@@ -105,7 +105,10 @@ def suite_of(backend: type[SimulatedBackend]) -> BackendContractTests:
     class Suite(BackendContractTests):
         # Finding the lie is enough here; making the example small takes minutes.
         random_settings = settings(
-            BackendContractTests.random_settings, phases=[Phase.generate], print_blob=False
+            BackendContractTests.random_settings,
+            max_examples=600,
+            phases=[Phase.generate],
+            print_blob=False,
         )
 
         def make_backend(self, settings: BackendSettings) -> SimulatedBackend:

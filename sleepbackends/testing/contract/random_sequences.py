@@ -27,19 +27,27 @@ from sleepbackends.policies import Policies, Policy, TagPolicy
 from sleepbackends.residency import REPEATS, TRANSITIONS, Move, Residency
 from sleepbackends.settings import BackendSettings
 from sleepbackends.testing.contract.fixtures import ContractFixtures
-from sleepbackends.testing.faults import STEPS, FaultInjector
+from sleepbackends.testing.faults import FaultInjector
 from sleepbackends.testing.memory import ObservedMemory
 
 TAGS = ("weights", "kv_cache", "lora", "runtime")
 POLICIES = Policies({"runtime": TagPolicy(Policy.KEEP, Policy.KEEP)})
 
 _MOVES = {Policy.OFFLOAD: Move.OFFLOAD, Policy.DISCARD: Move.DISCARD}
-_FAULTS = st.one_of(
-    st.none(),
-    st.dictionaries(
-        st.sampled_from(STEPS), st.sets(st.integers(0, 4), min_size=1, max_size=2), max_size=2
-    ),
-)
+_UNDO = ("map", "restore", "unmap", "reserve")
+
+
+def _faults(*steps: str) -> st.SearchStrategy[dict[str, set[int]] | None]:
+    """Often one fault at a step of the transition itself, sometimes one while undoing it."""
+    first = st.dictionaries(
+        st.sampled_from(steps), st.sets(st.integers(0, 3), min_size=1, max_size=2), min_size=1
+    )
+    both = st.tuples(
+        first, st.dictionaries(st.sampled_from(_UNDO), st.sets(st.integers(0, 3)), max_size=1)
+    ).map(lambda pair: {**pair[1], **pair[0]})
+    return st.one_of(st.none(), first, both)
+
+
 _SOME_TAGS = st.sets(st.sampled_from(TAGS))
 
 
@@ -52,23 +60,21 @@ class Modelled:
     contents: bytes
     residency: Residency = Residency.RESIDENT
     defined: bool = True
-    stranded: bool = False
-    """Mapped although its saved copy is still owed: undoing a resume failed as well."""
+    asleep_as: Residency | None = None
+    """What a stranded block would be without memory; None for a block that is not stranded."""
 
     def asked(self, move: Move) -> bool | None:
         """Tell whether the move changes this block; None if it is refused."""
-        residency = Residency.OFFLOADED if self.stranded else self.residency
-        if self.stranded and move is Move.OFFLOAD:
-            return True
+        residency = self.asleep_as or self.residency
         if (move, residency) in REPEATS:
-            return False
+            return self.asleep_as is not None
         return True if (move, residency) in TRANSITIONS else None
 
     def apply(self, move: Move) -> None:
         """Follow the transition table."""
-        residency = Residency.OFFLOADED if self.stranded else self.residency
+        residency = self.asleep_as or self.residency
         target = TRANSITIONS.get((move, residency), residency)
-        self.stranded = False
+        self.asleep_as = None
         if move is Move.VALIDATE:
             self.defined = True
         if target is Residency.DISCARDED:
@@ -77,6 +83,12 @@ class Modelled:
         if move is Move.RESUME and not self.defined:
             target = Residency.UNDEFINED
         self.residency = target
+
+    @property
+    def readable(self) -> bool:
+        """Whether its bytes are what the model says they are."""
+        awake = (Residency.RESIDENT, Residency.UNDEFINED)
+        return self.residency in awake and self.asleep_as is None
 
 
 class SleepMachine(RuleBasedStateMachine):
@@ -133,7 +145,7 @@ class SleepMachine(RuleBasedStateMachine):
         if not self.blocks:
             return
         block = self.blocks[index % len(self.blocks)]
-        if block.residency in (Residency.RESIDENT, Residency.UNDEFINED) and not block.stranded:
+        if block.readable:
             block.contents = self._bytes(len(block.contents))
             block.memory.write(block.contents)
 
@@ -143,7 +155,10 @@ class SleepMachine(RuleBasedStateMachine):
         if self.blocks:
             self.blocks.pop(index % len(self.blocks)).memory.free()
 
-    @rule(level=st.integers(0, 2), faults=_FAULTS)
+    @rule(
+        level=st.sampled_from([1, 1, 1, 2, 0]),
+        faults=_faults("synchronize", "check_room_to_save", "save", "unmap"),
+    )
     def suspend(self, level: int, faults: dict[str, set[int]] | None) -> None:
         """Suspend by policy."""
         moves = [
@@ -155,7 +170,10 @@ class SleepMachine(RuleBasedStateMachine):
         unable = keeps and not self.backend.capabilities.supports_offload
         self._transition(lambda: self.backend.suspend(level), moves, faults, unable)
 
-    @rule(tags=st.one_of(st.none(), _SOME_TAGS), faults=_FAULTS)
+    @rule(
+        tags=st.one_of(st.none(), _SOME_TAGS),
+        faults=_faults("synchronize", "reserve", "map", "restore", "fill"),
+    )
     def resume(self, tags: set[str] | None, faults: dict[str, set[int]] | None) -> None:
         """Resume some tags or all."""
         known = set(self.epochs)
@@ -168,7 +186,7 @@ class SleepMachine(RuleBasedStateMachine):
         asked = None if tags is None else named
         self._transition(lambda: self.backend.resume(asked), moves, faults, unable)
 
-    @rule(tags=_SOME_TAGS, faults=_FAULTS)
+    @rule(tags=_SOME_TAGS, faults=_faults("synchronize", "unmap"))
     def discard(self, tags: set[str], faults: dict[str, set[int]] | None) -> None:
         """Discard some tags."""
         named = tags & set(self.epochs)
@@ -218,8 +236,8 @@ class SleepMachine(RuleBasedStateMachine):
         dropped = []
         for block, move in moves:
             placement = self.backend.ledger.get(block.memory.address).placement
-            stranded = placement.mapped and placement.owed
-            if stranded == block.stranded and placement.residency is block.residency:
+            was_stranded = block.asleep_as is not None
+            if placement.stranded == was_stranded and placement.residency is block.residency:
                 continue
             if move is Move.OFFLOAD:
                 assert placement.owed, "a block to be kept is neither here nor saved"
@@ -227,10 +245,12 @@ class SleepMachine(RuleBasedStateMachine):
                 assert placement.residency is Residency.DISCARDED
                 dropped.append(block.tag)
             else:
-                assert stranded, "a failed resume left a block awake"
-            if not stranded:
+                assert placement.stranded, "a failed resume left a block awake"
+            if placement.stranded:
+                block.asleep_as = placement.asleep().residency
+                block.residency = Residency.UNDEFINED
+            else:
                 block.apply(move)
-            block.residency, block.stranded = placement.residency, stranded
         self._count_epochs(dropped)
 
     def _count_epochs(self, tags: Any) -> None:
@@ -251,9 +271,7 @@ class SleepMachine(RuleBasedStateMachine):
                 size = sum(len(b.contents) for b in blocks if b.residency is residency)
                 assert found.bytes_in(residency) == size, f"{tag}: {residency.value}"
         for block in self.blocks:
-            if block.residency in (Residency.RESIDENT, Residency.UNDEFINED) and (
-                not block.stranded
-            ):
+            if block.readable:
                 assert block.memory.read() == block.contents
 
 

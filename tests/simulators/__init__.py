@@ -1,0 +1,1 @@
+"""Stand-ins for device drivers, built by the tests that need them."""

@@ -1,0 +1,180 @@
+/* Uses the simulated driver from many threads at once, for the compiler's checkers to watch.
+ *
+ * Each thread maps, fills, copies and frees memory of its own; all share one stream and one
+ * lasting allocation. Exits with 1 and a line for the first thing that is not as promised.
+ */
+#include "../sim.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define THREADS 6
+#define ROUNDS 8
+#define DEVICES 2
+#define BYTES ((size_t)2 << 20)
+
+CUresult cuInit(unsigned flags);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
+CUresult cuCtxSetCurrent(CUcontext context);
+CUresult cuCtxSynchronize(void);
+CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total);
+CUresult cuMemAddressReserve(CUdeviceptr *at, size_t size, size_t alignment, CUdeviceptr wanted,
+                             unsigned long long flags);
+CUresult cuMemAddressFree(CUdeviceptr at, size_t size);
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
+                     const struct allocation_prop *prop, unsigned long long flags);
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle);
+CUresult cuMemMap(CUdeviceptr at, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+                  unsigned long long flags);
+CUresult cuMemUnmap(CUdeviceptr at, size_t size);
+CUresult cuMemSetAccess(CUdeviceptr at, size_t size, const struct access_desc *desc, size_t count);
+CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t size);
+CUresult cuMemFree_v2(CUdeviceptr at);
+CUresult cuMemHostRegister_v2(void *address, size_t size, unsigned flags);
+CUresult cuMemHostUnregister(void *address);
+CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream stream);
+CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, CUstream stream);
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream);
+CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size);
+CUresult cuStreamCreate(CUstream *stream, unsigned flags);
+CUresult cuStreamDestroy_v2(CUstream stream);
+CUresult cuStreamSynchronize(CUstream stream);
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags);
+CUresult cuEventCreate(CUevent *event, unsigned flags);
+CUresult cuEventDestroy_v2(CUevent event);
+CUresult cuEventRecord(CUevent event, CUstream stream);
+CUresult cuEventSynchronize(CUevent event);
+CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data);
+void sim_reset(void);
+int sim_set_devices(int count);
+uint64_t sim_violations(int kind);
+
+static struct context *contexts[DEVICES];
+static CUstream shared_streams[DEVICES];
+static CUdeviceptr lasting[DEVICES];
+
+#define CHECK(what)                                                     \
+    do {                                                                \
+        CUresult answer = (what);                                       \
+        if (answer) {                                                   \
+            fprintf(stderr, "line %d: %s: %d\n", __LINE__, #what, answer); \
+            exit(1);                                                    \
+        }                                                               \
+    } while (0)
+
+static void expect(bool held, const char *what)
+{
+    if (!held) {
+        fprintf(stderr, "not so: %s\n", what);
+        exit(1);
+    }
+}
+
+static void count_up(void *data)
+{
+    __atomic_add_fetch((int *)data, 1, __ATOMIC_SEQ_CST);
+}
+
+static CUdeviceptr map_one(int device, CUmemGenericAllocationHandle *handle)
+{
+    struct allocation_prop prop = {.type = ALLOCATION_PINNED,
+                                   .location = {LOCATION_DEVICE, device}};
+    struct access_desc access = {{LOCATION_DEVICE, device}, ACCESS_READ_WRITE};
+    CUdeviceptr at;
+
+    CHECK(cuMemAddressReserve(&at, BYTES, 0, 0, 0));
+    CHECK(cuMemCreate(handle, BYTES, &prop, 0));
+    CHECK(cuMemMap(at, BYTES, 0, *handle, 0));
+    CHECK(cuMemSetAccess(at, BYTES, &access, 1));
+    return at;
+}
+
+static void unmap_one(CUdeviceptr at, CUmemGenericAllocationHandle handle)
+{
+    CHECK(cuMemUnmap(at, BYTES));
+    CHECK(cuMemRelease(handle));
+    CHECK(cuMemAddressFree(at, BYTES));
+}
+
+static void one_round(int device, unsigned value, unsigned *host, CUstream stream, CUevent event)
+{
+    CUmemGenericAllocationHandle handle;
+    CUdeviceptr at = map_one(device, &handle), plain;
+    int calls = 0;
+
+    CHECK(cuMemAlloc_v2(&plain, BYTES));
+    CHECK(cuMemsetD32Async(at, value, BYTES / 4, stream));
+    CHECK(cuEventRecord(event, stream));
+    CHECK(cuStreamWaitEvent(shared_streams[device], event, 0));
+    CHECK(cuMemcpyDtoDAsync_v2(plain, at, BYTES, shared_streams[device]));
+    CHECK(cuMemcpyDtoDAsync_v2(lasting[device], at, BYTES, shared_streams[device]));
+    CHECK(cuMemcpyDtoHAsync_v2(host, plain, BYTES, shared_streams[device]));
+    CHECK(cuLaunchHostFunc(shared_streams[device], count_up, &calls));
+    CHECK(cuEventRecord(event, shared_streams[device]));
+    CHECK(cuEventSynchronize(event));
+    expect(__atomic_load_n(&calls, __ATOMIC_SEQ_CST) == 1, "the host function ran once");
+    for (size_t i = 0; i < BYTES / 4; i++)
+        if (host[i] != value)
+            expect(false, "the copy holds what was filled in");
+    host[0]++;
+    CHECK(cuMemcpyHtoD_v2(at, host, BYTES));
+    CHECK(cuMemFree_v2(plain));
+    unmap_one(at, handle);
+}
+
+static void *use(void *argument)
+{
+    int number = (int)(intptr_t)argument, device = number % DEVICES;
+    unsigned *host = malloc(BYTES);
+    CUstream stream;
+    CUevent event;
+
+    CHECK(cuCtxSetCurrent(contexts[device]));
+    CHECK(cuMemHostRegister_v2(host, BYTES, 0));
+    CHECK(cuStreamCreate(&stream, 1));
+    CHECK(cuEventCreate(&event, 0));
+    for (unsigned round = 0; round < ROUNDS; round++)
+        one_round(device, 1000u * (unsigned)number + round, host, stream, event);
+    CHECK(cuEventDestroy_v2(event));
+    CHECK(cuStreamDestroy_v2(stream));
+    CHECK(cuCtxSynchronize());
+    CHECK(cuMemHostUnregister(host));
+    free(host);
+    return NULL;
+}
+
+int main(void)
+{
+    CUmemGenericAllocationHandle handles[DEVICES];
+    pthread_t threads[THREADS];
+    size_t before[DEVICES], after, total;
+
+    expect(!sim_set_devices(DEVICES), "the number of devices is accepted");
+    CHECK(cuInit(0));
+    for (int device = 0; device < DEVICES; device++) {
+        CHECK(cuDevicePrimaryCtxRetain(&contexts[device], device));
+        CHECK(cuCtxSetCurrent(contexts[device]));
+        CHECK(cuMemGetInfo_v2(&before[device], &total));
+        CHECK(cuStreamCreate(&shared_streams[device], 1));
+        lasting[device] = map_one(device, &handles[device]);
+    }
+    for (intptr_t i = 0; i < THREADS; i++)
+        expect(!pthread_create(&threads[i], NULL, use, (void *)i), "a thread starts");
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    for (int device = 0; device < DEVICES; device++) {
+        CHECK(cuCtxSetCurrent(contexts[device]));
+        CHECK(cuStreamSynchronize(shared_streams[device]));
+        unmap_one(lasting[device], handles[device]);
+        CHECK(cuMemGetInfo_v2(&after, &total));
+        expect(after == before[device], "all memory came back");
+        CHECK(cuDevicePrimaryCtxRelease_v2(device));
+    }
+    for (int kind = 0; kind < VIOLATION_COUNT; kind++)
+        expect(!sim_violations(kind), "nothing was done wrong");
+    sim_reset();
+    puts("done");
+    return 0;
+}
