@@ -24,6 +24,7 @@ LAYERS = [
     {"ledger", "lock", "reports", "mechanism", "settings", "protocol", "transactions", "failures"},
     {"base", "engine", "hookspecs", "host_limits", "leases"},
     {"fallback", "obligations", "plan", "engine_state", "service"},
+    {"tensors"},
     {"hostmemory"},
     {"vmm"},
     {"host", "cumem"},

@@ -8,9 +8,12 @@
  *
  * An extent is one reserved address range with one physical handle. Small requests of a tag
  * share an extent, because handles of 2 MiB cost 30 ms per GiB; a large request has its own.
- * All of an extent belongs to one tag and sleeps and wakes as a whole.
+ * All of an extent belongs to one tag of one space (one backend) and sleeps and wakes as a whole.
  *
- * Build: cc -O2 -Wall -Wextra -shared -fPIC -pthread -o libsleepbackends_cuda.so address_space.c -ldl
+ * What fails while memory is given back stays in the table and is tried again at the end of the
+ * next transition, so that nothing is ever forgotten.
+ *
+ * Build: cc -std=c11 -D_GNU_SOURCE -O2 -shared -fPIC -pthread -o libsleepbackends_cuda.so address_space.c -ldl
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -19,7 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_DEVICES = 64, SMALL = 64 << 20, MIN_EXTENT = 2 << 20, MAX_EXTENT = 256 << 20 };
+enum { MAX_DEVICES = 64, MAX_SHARED = 256 << 20 };
 
 /* Our own answers, beside the driver's non-negative ones. */
 enum { ERR_NO_LIBRARY = -1, ERR_NO_SYMBOL = -2, ERR_NO_HOST_MEMORY = -3, ERR_UNKNOWN = -4, ERR_STATE = -5 };
@@ -56,42 +59,74 @@ static struct {
   CUresult (*set_access)(CUdeviceptr, size_t, const AccessDesc *, size_t);
 } cu;
 
-typedef struct { size_t offset, size; } Piece;
+typedef struct { size_t offset, size; } Piece; /* the size is what was asked for */
 
-typedef struct Extent {
+enum { UNMAPPED, NO_ACCESS, USABLE };
+
+typedef struct {
   CUdeviceptr address;
   size_t size;
   CUhandle handle; /* 0: no physical memory */
-  int device, space, tag, mapped;
+  int device, space, tag, state;
   uint64_t id, generation; /* the generation changes with every piece that comes or goes */
+  uint64_t born;           /* how many transitions its space had begun */
   Piece *pieces;           /* in order of offset */
   size_t n_pieces, room;
 } Extent;
+
+typedef struct {
+  size_t share_below; /* smaller requests share extents */
+  uint64_t begun;     /* transitions so far */
+  int busy;           /* one is going on and may hold extents back */
+} Space;
 
 /* What Python reads of an extent. */
 typedef struct {
   uint64_t id, generation;
   CUdeviceptr address;
   size_t size, live;
-  int device, tag, mapped, reserved;
+  int device, tag;
 } ExtentInfo;
 
-/* One lock for the table. It is held across driver calls, which wait for no thread of this
- * process that could want it: the driver never calls back. */
+/* One lock for the table. It is held across driver calls, but not while waiting for kernels: those
+ * may wait for work that another thread of this process has yet to queue. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Extent **extents; /* in order of address */
 static size_t n_extents, room;
 static uint64_t last_id;
-static int last_space;
-static int *busy_spaces; /* spaces with a transition going on, which may hold extents back */
-static size_t n_busy;
+static Space *spaces; /* the first is for what is allocated outside of any tag */
+static size_t n_spaces, spaces_room;
 
 static struct { CUcontext context; AllocationProp prop; size_t granularity; } devices[MAX_DEVICES];
 
 static _Thread_local int current_space, current_tag;
 static _Thread_local CUresult last_error;
 
+/* Return an array, moved if need be, with room for one more; NULL if there is no host memory, and
+ * then the old one still holds. */
+static void *grown(void *array, size_t size, size_t used, size_t *capacity) {
+  if (used < *capacity) return array;
+  size_t more = *capacity ? *capacity * 2 : 16;
+  void *moved = realloc(array, more * size);
+  if (moved) *capacity = more;
+  return moved;
+}
+
+static int add_space(size_t share_below) {
+  Space *moved = grown(spaces, sizeof *spaces, n_spaces, &spaces_room);
+  if (!moved) return 0;
+  spaces = moved;
+  spaces[n_spaces++] = (Space){.share_below = share_below};
+  return 1;
+}
+
+static size_t round_up(size_t size, size_t unit) { return (size + unit - 1) / unit * unit; }
+
 /* ---- the driver ---- */
+
+/* A fork must not copy the lock while somebody holds it. The child has no driver. */
+static void before_fork(void) { pthread_mutex_lock(&lock); }
+static void after_fork(void) { pthread_mutex_unlock(&lock); }
 
 int sb_init(const char *libcuda) {
   static int ready;
@@ -99,26 +134,30 @@ int sb_init(const char *libcuda) {
   int r = 0;
   if (!ready) {
     void *lib = dlopen(libcuda, RTLD_NOW | RTLD_GLOBAL);
-    struct { void **to; const char *name; } want[] = {
-        {(void **)&cu.init, "cuInit"},
-        {(void **)&cu.ctx_get, "cuCtxGetCurrent"},
-        {(void **)&cu.ctx_set, "cuCtxSetCurrent"},
-        {(void **)&cu.ctx_sync, "cuCtxSynchronize"},
-        {(void **)&cu.primary_retain, "cuDevicePrimaryCtxRetain"},
-        {(void **)&cu.attribute, "cuDeviceGetAttribute"},
-        {(void **)&cu.granularity, "cuMemGetAllocationGranularity"},
-        {(void **)&cu.reserve, "cuMemAddressReserve"},
-        {(void **)&cu.release_range, "cuMemAddressFree"},
-        {(void **)&cu.create, "cuMemCreate"},
-        {(void **)&cu.release, "cuMemRelease"},
-        {(void **)&cu.map, "cuMemMap"},
-        {(void **)&cu.unmap, "cuMemUnmap"},
-        {(void **)&cu.set_access, "cuMemSetAccess"},
+    struct { void *to; const char *name; } want[] = {
+        {&cu.init, "cuInit"},
+        {&cu.ctx_get, "cuCtxGetCurrent"},
+        {&cu.ctx_set, "cuCtxSetCurrent"},
+        {&cu.ctx_sync, "cuCtxSynchronize"},
+        {&cu.primary_retain, "cuDevicePrimaryCtxRetain"},
+        {&cu.attribute, "cuDeviceGetAttribute"},
+        {&cu.granularity, "cuMemGetAllocationGranularity"},
+        {&cu.reserve, "cuMemAddressReserve"},
+        {&cu.release_range, "cuMemAddressFree"},
+        {&cu.create, "cuMemCreate"},
+        {&cu.release, "cuMemRelease"},
+        {&cu.map, "cuMemMap"},
+        {&cu.unmap, "cuMemUnmap"},
+        {&cu.set_access, "cuMemSetAccess"},
     };
     if (!lib) r = ERR_NO_LIBRARY;
-    for (size_t i = 0; !r && i < sizeof want / sizeof *want; i++)
-      if (!(*want[i].to = dlsym(lib, want[i].name))) r = ERR_NO_SYMBOL;
+    for (size_t i = 0; !r && i < sizeof want / sizeof *want; i++) {
+      void *found = dlsym(lib, want[i].name);
+      if (!found) r = ERR_NO_SYMBOL;
+      memcpy(want[i].to, &found, sizeof found);
+    }
     if (!r) r = cu.init(0);
+    if (!r && (!add_space(0) || pthread_atfork(before_fork, after_fork, after_fork))) r = ERR_NO_HOST_MEMORY;
     ready = !r;
   }
   pthread_mutex_unlock(&lock);
@@ -141,7 +180,7 @@ static CUresult learn(int device) {
   if (!r) r = cu.primary_retain(&context, device);
   if (r) return r;
   devices[device].prop = prop;
-  devices[device].granularity = granularity > MIN_EXTENT ? granularity : MIN_EXTENT;
+  devices[device].granularity = granularity;
   devices[device].context = context;
   return 0;
 }
@@ -164,26 +203,27 @@ static CUresult create_handle(Extent *e) {
   return e->handle ? 0 : cu.create(&e->handle, e->size, &devices[e->device].prop, 0);
 }
 
-static void release_handle(Extent *e) {
-  CUhandle handle = e->handle;
-  e->handle = 0;
-  if (handle) cu.release(handle);
+static CUresult unmap_extent(Extent *e) {
+  CUresult r = e->state == UNMAPPED ? 0 : cu.unmap(e->address, e->size);
+  if (!r) e->state = UNMAPPED;
+  return r;
+}
+
+static CUresult release_handle(Extent *e) {
+  CUresult r = e->handle ? cu.release(e->handle) : 0;
+  if (!r) e->handle = 0;
+  return r;
 }
 
 static CUresult map_extent(Extent *e) {
   AccessDesc access = {devices[e->device].prop.location, 3 /* read and write */};
-  CUresult r = cu.map(e->address, e->size, 0, e->handle, 0);
-  if (!r && (r = cu.set_access(e->address, e->size, &access, 1))) cu.unmap(e->address, e->size);
-  e->mapped = !r;
-  return r;
-}
-
-static CUresult unmap_extent(Extent *e) {
-  CUresult r = cu.unmap(e->address, e->size);
+  CUresult r = e->state == UNMAPPED ? cu.map(e->address, e->size, 0, e->handle, 0) : 0;
   if (r) return r;
-  e->mapped = 0;
-  release_handle(e);
-  return 0;
+  e->state = NO_ACCESS;
+  r = cu.set_access(e->address, e->size, &access, 1);
+  if (!r) e->state = USABLE;
+  else unmap_extent(e);
+  return r;
 }
 
 /* The first extent whose end is past the address. */
@@ -208,42 +248,30 @@ static Extent *by_id(uint64_t id) {
   return NULL;
 }
 
-static int is_busy(int space) {
-  for (size_t i = 0; i < n_busy; i++)
-    if (busy_spaces[i] == space) return 1;
-  return 0;
+static void remove_extent(Extent *e) {
+  size_t at = position(e->address);
+  memmove(extents + at, extents + at + 1, (--n_extents - at) * sizeof *extents);
+  free(e->pieces);
+  free(e);
 }
 
-/* Grow an array to hold one more; 0 if there is no host memory, and then nothing changed. */
-static int grow(void *array, size_t size, size_t used, size_t *capacity) {
-  if (used < *capacity) return 1;
-  size_t more = *capacity ? *capacity * 2 : 16;
-  void **slot = array, *grown = realloc(*slot, more * size);
-  if (!grown) return 0;
-  *slot = grown;
-  *capacity = more;
-  return 1;
+/* Give back all that an extent without pieces holds, its place in the table last. */
+static void dismantle(Extent *e) {
+  if (!unmap_extent(e) && !release_handle(e) && !cu.release_range(e->address, e->size)) remove_extent(e);
 }
 
 static CUresult new_extent(size_t size, int device, Extent **out) {
-  Extent *e = calloc(1, sizeof *e);
-  if (!e || !grow(&extents, sizeof *extents, n_extents, &room) ||
-      !grow(&e->pieces, sizeof *e->pieces, 0, &e->room)) {
-    free(e);
-    return ERR_NO_HOST_MEMORY;
-  }
+  Extent **moved = grown(extents, sizeof *extents, n_extents, &room), *e;
+  if (!moved) return ERR_NO_HOST_MEMORY;
+  extents = moved;
+  if (!(e = calloc(1, sizeof *e))) return ERR_NO_HOST_MEMORY;
   e->size = size;
   e->device = device;
   e->space = current_space;
   e->tag = current_tag;
+  e->born = spaces[current_space].begun;
   CUresult r = cu.reserve(&e->address, size, 0, 0, 0);
-  if (!r && (r = create_handle(e))) cu.release_range(e->address, size);
-  else if (!r && (r = map_extent(e))) {
-    release_handle(e);
-    cu.release_range(e->address, size);
-  }
   if (r) {
-    free(e->pieces);
     free(e);
     return r;
   }
@@ -252,35 +280,43 @@ static CUresult new_extent(size_t size, int device, Extent **out) {
   memmove(extents + at + 1, extents + at, (n_extents - at) * sizeof *extents);
   extents[at] = e;
   n_extents++;
+  r = create_handle(e);
+  if (!r) r = map_extent(e);
+  if (r) dismantle(e);
   *out = e;
-  return 0;
+  return r;
 }
 
-static void delete_extent(Extent *e) {
+/* Delete an extent if it has no pieces and no transition holds it back. Gives the lock up while
+ * kernels that were launched before the free may still run. */
+static void delete_if_empty(uint64_t id) {
   CUcontext before;
-  if (enter(e->device, &before)) return; /* a leak is better than a dangling pointer */
-  /* Kernels that were launched before the free may still run. */
-  if (e->mapped && (cu.ctx_sync() || unmap_extent(e))) {
-    leave(e->device, before);
-    return;
+  Extent *e = by_id(id);
+  if (!e || e->n_pieces || spaces[e->space].busy || enter(e->device, &before)) return;
+  int device = e->device;
+  uint64_t generation = e->generation;
+  CUresult r = 0;
+  if (e->state == USABLE) {
+    pthread_mutex_unlock(&lock);
+    r = cu.ctx_sync();
+    pthread_mutex_lock(&lock);
+    e = by_id(id);
   }
-  release_handle(e);
-  cu.release_range(e->address, e->size);
-  leave(e->device, before);
-  size_t at = position(e->address);
-  memmove(extents + at, extents + at + 1, (--n_extents - at) * sizeof *extents);
-  free(e->pieces);
-  free(e);
+  if (!r && e && e->generation == generation && !spaces[e->space].busy) dismantle(e);
+  leave(device, before);
 }
 
 /* ---- pieces: what torch gets ---- */
 
 /* Take a gap of the extent; the address, or 0. */
 static CUdeviceptr take(Extent *e, size_t size) {
-  size_t offset = 0, i = 0;
-  for (; i < e->n_pieces && e->pieces[i].offset - offset < size; i++)
-    offset = e->pieces[i].offset + e->pieces[i].size;
-  if (offset + size > e->size || !grow(&e->pieces, sizeof *e->pieces, e->n_pieces, &e->room)) return 0;
+  size_t unit = devices[e->device].granularity, bytes = round_up(size, unit), offset = 0, i = 0;
+  for (; i < e->n_pieces && e->pieces[i].offset - offset < bytes; i++)
+    offset = e->pieces[i].offset + round_up(e->pieces[i].size, unit);
+  if (offset + bytes > e->size) return 0;
+  Piece *moved = grown(e->pieces, sizeof *e->pieces, e->n_pieces, &e->room);
+  if (!moved) return 0;
+  e->pieces = moved;
   memmove(e->pieces + i + 1, e->pieces + i, (e->n_pieces - i) * sizeof *e->pieces);
   e->pieces[i] = (Piece){offset, size};
   e->n_pieces++;
@@ -288,34 +324,40 @@ static CUdeviceptr take(Extent *e, size_t size) {
   return e->address + offset;
 }
 
+/* Whether this thread's next piece may go there. What a transition moves must not gain a piece that
+ * the transition does not know of. */
+static int may_share(const Extent *e, int device) {
+  const Space *space = &spaces[current_space];
+  return e->space == current_space && e->tag == current_tag && e->device == device &&
+         e->state == USABLE && (!space->busy || e->born == space->begun);
+}
+
 /* An extent for small pieces grows with its tag, so that at most a quarter stands empty. */
 static size_t shared_size(size_t size, int device) {
-  size_t tag_bytes = 0, granularity = devices[device].granularity;
+  size_t tag_bytes = 0;
   for (size_t i = 0; i < n_extents; i++)
     if (extents[i]->space == current_space && extents[i]->tag == current_tag && extents[i]->device == device)
       tag_bytes += extents[i]->size;
-  size_t want = tag_bytes / 4 < MAX_EXTENT ? tag_bytes / 4 : MAX_EXTENT;
-  want = want > size ? want : size;
-  return (want + granularity - 1) / granularity * granularity;
+  size_t want = tag_bytes / 4 < MAX_SHARED ? tag_bytes / 4 : MAX_SHARED;
+  return round_up(want > size ? want : size, devices[device].granularity);
 }
 
 static CUresult allocate(size_t size, int device, CUdeviceptr *out) {
-  size_t granularity = devices[device].granularity;
-  size_t bytes = (size + granularity - 1) / granularity * granularity;
+  size_t bytes = round_up(size, devices[device].granularity);
+  int shares = bytes < spaces[current_space].share_below;
   Extent *e;
   *out = 0;
-  /* While a transition goes on, what it moves must not gain a piece it does not know of. */
-  if (bytes < SMALL && !is_busy(current_space))
-    for (size_t i = 0; i < n_extents && !*out; i++) {
-      e = extents[i];
-      if (e->space == current_space && e->tag == current_tag && e->device == device && e->mapped)
-        *out = take(e, bytes);
-    }
+  if (bytes < size) return 2; /* CUDA_ERROR_OUT_OF_MEMORY: more than there are addresses */
+  for (size_t i = 0; shares && i < n_extents && !*out; i++)
+    if (may_share(extents[i], device)) *out = take(extents[i], size);
   if (*out) return 0;
-  CUresult r = new_extent(bytes < SMALL ? shared_size(bytes, device) : bytes, device, &e);
-  if (r && bytes < SMALL) r = new_extent(bytes, device, &e); /* no room to be generous */
-  if (!r) *out = take(e, bytes);
-  return r;
+  CUresult r = new_extent(shares ? shared_size(bytes, device) : bytes, device, &e);
+  if (r && shares) r = new_extent(bytes, device, &e); /* no room to be generous */
+  if (r) return r;
+  *out = take(e, size);
+  if (*out) return 0;
+  dismantle(e);
+  return ERR_NO_HOST_MEMORY;
 }
 
 /* torch's alloc and free. NULL makes torch raise its own out-of-memory error. */
@@ -343,8 +385,8 @@ void sb_free(void *pointer, ptrdiff_t size, int device, void *stream) {
     if (e->address + e->pieces[i].offset == address) {
       memmove(e->pieces + i, e->pieces + i + 1, (--e->n_pieces - i) * sizeof *e->pieces);
       e->generation++;
-      /* Its bytes may be on their way: the end of the transition deletes it. */
-      if (!e->n_pieces && !is_busy(e->space)) delete_extent(e);
+      /* Its bytes may be on their way: then the end of the transition deletes it. */
+      delete_if_empty(e->id);
       break;
     }
   pthread_mutex_unlock(&lock);
@@ -352,9 +394,10 @@ void sb_free(void *pointer, ptrdiff_t size, int device, void *stream) {
 
 /* ---- what Python asks ---- */
 
-int sb_new_space(void) {
+/* Make a space and return its number, or an error. */
+int sb_new_space(size_t share_below) {
   pthread_mutex_lock(&lock);
-  int space = ++last_space;
+  int space = add_space(share_below) ? (int)n_spaces - 1 : ERR_NO_HOST_MEMORY;
   pthread_mutex_unlock(&lock);
   return space;
 }
@@ -366,26 +409,39 @@ void sb_current_tag(int *space, int *tag) { *space = current_space, *tag = curre
 /* What the last failed allocation of this thread failed with. */
 int sb_last_error(void) { return last_error; }
 
-/* While a space is busy its extents are neither deleted nor given new pieces. */
-int sb_begin(int space) {
-  static size_t capacity;
+/* While a space is busy its extents are not deleted, and those it had get no new pieces. */
+void sb_begin(int space) {
   pthread_mutex_lock(&lock);
-  int ok = grow(&busy_spaces, sizeof *busy_spaces, n_busy, &capacity);
-  if (ok) busy_spaces[n_busy++] = space;
+  spaces[space].busy = 1;
+  spaces[space].begun++;
   pthread_mutex_unlock(&lock);
-  return ok ? 0 : ERR_NO_HOST_MEMORY;
+}
+
+/* The next extent of a space, by id, that holds something it should not. */
+static Extent *next_leftover(int space, uint64_t after) {
+  Extent *next = NULL;
+  for (size_t i = 0; i < n_extents; i++) {
+    Extent *e = extents[i];
+    int leftover = e->space == space && e->id > after && (!e->n_pieces || (e->handle && e->state != USABLE));
+    if (leftover && (!next || e->id < next->id)) next = e;
+  }
+  return next;
 }
 
 void sb_end(int space) {
+  CUcontext before;
   pthread_mutex_lock(&lock);
-  for (size_t i = 0; i < n_busy; i++)
-    if (busy_spaces[i] == space) {
-      busy_spaces[i] = busy_spaces[--n_busy];
-      break;
+  spaces[space].busy = 0;
+  uint64_t id = 0;
+  for (Extent *e; (e = next_leftover(space, id));) {
+    id = e->id;
+    if (!e->n_pieces) delete_if_empty(id);
+    else if (!enter(e->device, &before)) {
+      int device = e->device;
+      if (!unmap_extent(e)) release_handle(e);
+      leave(device, before);
     }
-  if (!is_busy(space))
-    for (size_t i = n_extents; i-- > 0;)
-      if (extents[i]->space == space && !extents[i]->n_pieces) delete_extent(extents[i]);
+  }
   pthread_mutex_unlock(&lock);
 }
 
@@ -399,7 +455,7 @@ size_t sb_extents(int space, ExtentInfo *out, size_t most) {
     if (n < most) {
       size_t live = 0;
       for (size_t p = 0; p < e->n_pieces; p++) live += e->pieces[p].size;
-      out[n] = (ExtentInfo){e->id, e->generation, e->address, e->size, live, e->device, e->tag, e->mapped, 0};
+      out[n] = (ExtentInfo){e->id, e->generation, e->address, e->size, live, e->device, e->tag};
     }
     n++;
   }
@@ -427,18 +483,21 @@ long sb_pieces(uint64_t id, Piece *out, size_t most) {
 
 enum { CREATE, RELEASE, MAP, UNMAP };
 
-/* Do one step of a transition to one extent; a driver error, or one of ours. */
+/* Do one step of a busy space to one extent; a driver error, or one of ours. */
 int sb_step(uint64_t id, int step) {
   CUcontext before;
   pthread_mutex_lock(&lock);
   Extent *e = by_id(id);
   CUresult r = e ? enter(e->device, &before) : ERR_UNKNOWN;
   if (!r) {
-    if (step == CREATE) r = e->mapped ? ERR_STATE : create_handle(e);
-    else if (step == RELEASE && !e->mapped) release_handle(e);
-    else if (step == MAP) r = e->mapped || !e->handle ? ERR_STATE : map_extent(e);
-    else if (step == UNMAP) r = e->mapped ? unmap_extent(e) : ERR_STATE;
-    else r = ERR_STATE;
+    int usable = e->state == USABLE;
+    if (step == CREATE) r = usable ? ERR_STATE : create_handle(e);
+    else if (step == MAP) r = usable || !e->handle ? ERR_STATE : map_extent(e);
+    else if (step == UNMAP || step == RELEASE) {
+      r = usable == (step == UNMAP) ? unmap_extent(e) : ERR_STATE;
+      /* A handle that cannot be released now is a leftover for the end of the transition. */
+      if (!r) release_handle(e);
+    } else r = ERR_STATE;
     leave(e->device, before);
   }
   pthread_mutex_unlock(&lock);

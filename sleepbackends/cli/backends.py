@@ -52,20 +52,21 @@ def _describe_failure(failure: PluginFailure) -> dict[str, Any]:
 
 def _show(registry: Registry) -> None:
     out = console()
-    table = Table("name", "from", "usable here", "declared capabilities")
     for name, registered in registry.specs.items():
         available = registry.probe(name)
-        usable = Text("yes" if available else "no", style="green" if available else "yellow")
+        usable = Text("usable" if available else "not usable", "green" if available else "yellow")
         if available.reason:
             usable.append(": ")
             usable.append_text(with_hint(available.reason, available.hint))
-        table.add_row(
-            with_hint(name, registered.spec.summary),
-            Text(str(registered.source)),
-            usable,
-            _list(registry.declared_capabilities(name)),
-        )
-    out.print(table if table.row_count else "no backend is registered")
+        out.print(Text.assemble((name, "bold"), f"  from {registered.source}"))
+        # A table would cut the names of the capabilities, which are what one looks up.
+        facts = Table.grid(padding=(0, 1))
+        facts.add_row("", "summary", registered.spec.summary or "none")
+        facts.add_row("", "here", usable)
+        facts.add_row("", "declares", _list(registry.declared_capabilities(name)))
+        out.print(facts)
+    if not registry.specs:
+        out.print("no backend is registered")
     for failure in registry.failures:
         out.print(Text(f"failed: {failure}", style="red"), soft_wrap=True)
     for plugin in registry.disabled:
@@ -75,4 +76,4 @@ def _show(registry: Registry) -> None:
 def _list(declared: Capabilities | None) -> str:
     if declared is None:
         return "unknown"
-    return "\n".join(declared.supported()) or "none"
+    return ", ".join(declared.supported()) or "none"

@@ -1,4 +1,4 @@
-"""The host backend: memory of this process, saved to a file on local storage."""
+"""The host backend: memory of this process, saved to files on local storage."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import platform
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import cycle
 from typing import TypeVar
 
 from sleepbackends.availability import Availability
@@ -24,7 +25,7 @@ ResultT = TypeVar("ResultT")
 
 
 class HostBackend(HostMemoryBackend[HostOptions]):
-    """Keeps blocks in anonymous memory and saves them to an unnamed file.
+    """Keeps blocks in anonymous memory and saves them to unnamed files, one a thread.
 
     Parameters
     ----------
@@ -62,13 +63,17 @@ class HostBackend(HostMemoryBackend[HostOptions]):
         directory = choose_directory(chosen.spool_directory, chosen.allow_memory_filesystem)
         # Nobody else means the default directory, and unnamed files do not meet there.
         self._lock_fd = lock_directory(directory) if chosen.spool_directory else None
+        self._spools: list[Spool] = []
         try:
-            self._spool = Spool(
-                directory, chosen.chunk_bytes, drop_page_cache=chosen.drop_page_cache
-            )
+            # The kernel lets one thread at a time write to a file.
+            for _ in range(self._threads):
+                self._spools.append(
+                    Spool(directory, chosen.chunk_bytes, drop_page_cache=chosen.drop_page_cache)
+                )
         except BaseException:
-            self._unlock()
+            self.shut_down()
             raise
+        self._turns = cycle(self._spools)
 
     @classmethod
     def probe(cls) -> Availability:
@@ -91,10 +96,10 @@ class HostBackend(HostMemoryBackend[HostOptions]):
             If it has not.
         """
         needed = sum(driver.round_up(block.size_bytes) for block in blocks)
-        available = self._spool.available_bytes()
+        available = self._spools[0].available_bytes()
         if needed > available:
             raise StorageFullError(
-                f"{needed} bytes are to be saved and {self._spool.directory} has room for "
+                f"{needed} bytes are to be saved and {self._spools[0].directory} has room for "
                 f"{available}",
                 needed_bytes=needed,
                 available_bytes=available,
@@ -104,9 +109,16 @@ class HostBackend(HostMemoryBackend[HostOptions]):
     def save(self, blocks: Sequence[Block], control: Control) -> Iterator[Block]:
         """Write blocks to the spool, chunk by chunk, and yield each once it is all there."""
         for block in blocks:
-            self._saved[block.address] = self._spool.allot(block.size_bytes)
-        for block, _ in self._each_chunk(self._spool.write, blocks, control):
+            self._saved[block.address] = self._allot(block.size_bytes)
+        for block, _ in self._each_chunk(_write, blocks, control):
             yield block
+
+    def _allot(self, size_bytes: int) -> list[Chunk]:
+        chunks = []
+        for offset in range(0, size_bytes, self._chunk_bytes):
+            chunk_bytes = min(self._chunk_bytes, size_bytes - offset)
+            chunks += next(self._turns).allot(chunk_bytes)
+        return chunks
 
     def restore(self, blocks: Sequence[Block], control: Control) -> Iterator[Block]:
         """Read blocks back, chunk by chunk, and yield each that is what was saved.
@@ -117,7 +129,7 @@ class HostBackend(HostMemoryBackend[HostOptions]):
             After all blocks were read, if some are not.
         """
         lost: list[Block] = []
-        for block, intact in self._each_chunk(self._spool.read, blocks, control):
+        for block, intact in self._each_chunk(_read, blocks, control):
             if all(intact):
                 yield block
             else:
@@ -126,22 +138,21 @@ class HostBackend(HostMemoryBackend[HostOptions]):
             tags = {block.tag for block in lost}
             raise ContentsLostError(
                 f"the saved bytes of {len(lost)} block(s) of tags {sorted(tags)} are damaged "
-                f"in the spool in {self._spool.directory}",
+                f"in the spool in {self._spools[0].directory}",
                 addresses={block.address for block in lost},
                 tags=tags,
                 hint="resume again and reload these tags",
             )
 
     def forget(self, block: Block) -> None:
-        """Give back the block's slots in the spool, if it has any."""
-        self._spool.give_back(self._saved.pop(block.address, ()))
+        """Give back the block's slots in the spools, if it has any."""
+        for chunk in self._saved.pop(block.address, ()):
+            chunk.spool.give_back([chunk])
 
     def shut_down(self) -> None:
-        """Close the spool, whose storage goes with it, and unlock its directory."""
-        self._spool.close()
-        self._unlock()
-
-    def _unlock(self) -> None:
+        """Close the spools, whose storage goes with them, and unlock their directory."""
+        for spool in self._spools:
+            spool.close()
         if self._lock_fd is not None:
             unlock_directory(self._lock_fd)
             self._lock_fd = None
@@ -173,3 +184,11 @@ class HostBackend(HostMemoryBackend[HostOptions]):
         whole = driver.view(block.address, block.size_bytes)
         for offset in range(0, block.size_bytes, self._chunk_bytes):
             yield whole[offset : offset + self._chunk_bytes]
+
+
+def _write(chunk: Chunk, data: memoryview) -> None:
+    chunk.spool.write(chunk, data)
+
+
+def _read(chunk: Chunk, into: memoryview) -> bool:
+    return chunk.spool.read(chunk, into)

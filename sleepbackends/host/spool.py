@@ -35,6 +35,8 @@ class Chunk:
 
     Parameters
     ----------
+    spool : Spool
+        Whose file.
     slot : int
         Which slot.
     size_bytes : int
@@ -43,6 +45,7 @@ class Chunk:
         Their hash, once they were written.
     """
 
+    spool: Spool
     slot: int
     size_bytes: int
     digest: bytes = b""
@@ -97,7 +100,7 @@ class Spool:
             else:
                 slot = self._slots
                 self._slots += 1
-            chunks.append(Chunk(slot, min(self._chunk_bytes, size_bytes - offset)))
+            chunks.append(Chunk(self, slot, min(self._chunk_bytes, size_bytes - offset)))
         return chunks
 
     def write(self, chunk: Chunk, data: memoryview) -> None:

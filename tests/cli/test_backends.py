@@ -103,7 +103,7 @@ def test_text_shows_the_same(plugins: LoadedPlugins, monkeypatch: pytest.MonkeyP
         "absent",
         "Needs a device.",
         "tp-dist 1.5",
-        "no: no [device]",
+        "not usable: no [device]",
         "plug one in",
         "supports_offload",
         "unknown",

@@ -101,24 +101,30 @@ def test_freeing_asleep_memory_gives_its_storage_back(backend: HostBackend) -> N
     first, second = filled(backend, "weights", 2 * MIB), filled(backend, "weights", MIB)
     copy = second.copy()
     backend.suspend()
-    os.fsync(backend._spool._fd)
-    before = os.fstat(backend._spool._fd).st_blocks
+    for spool in backend._spools:
+        os.fsync(spool._fd)
+    before = stored_bytes(backend)
     del first
-    assert (before - os.fstat(backend._spool._fd).st_blocks) * 512 == 2 * MIB
+    assert before - stored_bytes(backend) == 2 * MIB
     backend.resume()
     assert np.array_equal(second, copy)
-    assert os.fstat(backend._spool._fd).st_size == 0
+    assert stored_bytes(backend) == 0
+
+
+def stored_bytes(backend: HostBackend) -> int:
+    return sum(os.fstat(spool._fd).st_blocks * 512 for spool in backend._spools)
 
 
 def damage(backend: HostBackend, array: np.ndarray[Any, Any]) -> None:
     """Change one saved byte from outside, as anybody with the right to could."""
+    chunk = backend._saved[array.ctypes.data][-1]
     [link] = [
         path
         for path in Path("/proc/self/fd").iterdir()
-        if path.name == str(backend._spool._fd) and "(deleted)" in os.readlink(path)
+        if path.name == str(chunk.spool._fd) and "(deleted)" in os.readlink(path)
     ]
     with link.open("r+b") as file:
-        file.seek(backend._saved[array.ctypes.data][-1].slot * CHUNK)
+        file.seek(chunk.slot * CHUNK)
         byte = file.read(1)[0]
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte ^ 0x10]))
@@ -182,8 +188,9 @@ def test_close_drops_everything(backend: HostBackend, tmp_path: Path) -> None:
     backend.close()
     backend.close()
     assert not list(tmp_path.iterdir())
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(backend._spool._fd)
+    for spool in backend._spools:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(spool._fd)
     del array
     assert backend.state().tags["weights"].blocks == 0
 
@@ -242,7 +249,7 @@ def test_a_failed_suspend_changes_nothing(
     assert residencies(backend, "weights") == {Residency.RESIDENT}
     assert all(map(np.array_equal, arrays, copies))
     assert not backend._saved
-    assert os.fstat(backend._spool._fd).st_size == 0
+    assert stored_bytes(backend) == 0
     assert not threads()
     backend.suspend()
     backend.resume()

@@ -11,10 +11,10 @@ from torch import nn
 
 from sleepbackends.errors import HostMemoryError, RequestError
 from sleepbackends.host_limits import HostMemory
-from sleepbackends.hostmemory import adopt as adopt_module
 from sleepbackends.hostmemory import backend as backend_module
 from sleepbackends.hostmemory import driver
 from sleepbackends.hostmemory.backend import HostMemoryBackend
+from sleepbackends.tensors import moving as moving_module
 
 from .conftest import InMemory, count_blocks
 
@@ -285,14 +285,14 @@ def test_a_failure_while_swapping_puts_everything_back(
 ) -> None:
     module = nn.Linear(3, 3)
     before = [p.data_ptr() for p in module.parameters()]
-    alias, calls = adopt_module._alias, iter([True, False])
+    alias, calls = moving_module._alias, iter([True, False])
 
     def fail_second(*args: Any) -> Any:
         if next(calls):
             return alias(*args)
         raise RuntimeError("torch refuses")
 
-    monkeypatch.setattr(adopt_module, "_alias", fail_second)
+    monkeypatch.setattr(moving_module, "_alias", fail_second)
     with pytest.raises(RuntimeError, match="torch refuses"):
         backend.adopt(module, "weights")
     assert [p.data_ptr() for p in module.parameters()] == before

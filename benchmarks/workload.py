@@ -1,0 +1,293 @@
+"""One measurement in a process of its own: ``python -m benchmarks.workload SPEC ROWS``.
+
+SPEC is a ``Spec`` as JSON; rows are appended to the file ROWS, one JSON object a line, each
+as soon as it is known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.peers import open_allocator
+from benchmarks.tables import BOTH_DEVICES, OURS, PLAIN_COPY, Emit, Row
+from sleepbackends.policies import Policies, Policy, TagPolicy
+
+if TYPE_CHECKING:
+    import torch
+
+GIB, MIB = 1 << 30, 1 << 20
+
+PLAIN_GIB = 4.0
+"""The most that is pinned for plain copies; larger amounts go through it several times."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What one process measures.
+
+    Parameters
+    ----------
+    peer : str
+        As in ``Row``, or ``describe``: print what the machine is, as JSON.
+    weights_gib, kv_gib : float
+        How much memory of either kind, on each device.
+    tensor_mib : float
+        The size of the weight tensors.
+    rounds : int
+        How often everything is done.
+    fill : str
+        What discarded memory is filled with when it comes back.
+    devices : int
+        1, or 2 to compare one device with both at once.
+    folder : str, optional
+        The folder of the peers.
+    """
+
+    peer: str
+    weights_gib: float = 0.0
+    kv_gib: float = 0.0
+    tensor_mib: float = 0.0
+    rounds: int = 1
+    fill: str = "none"
+    devices: int = 1
+    folder: str | None = None
+
+    def to_json(self) -> str:
+        """Return it as JSON."""
+        return json.dumps(dataclasses.asdict(self))
+
+    def row(self, case: str, round_: int, seconds: float, devices: str = "0") -> Row:
+        """Make a row of one measurement."""
+        return Row(
+            self.peer,
+            case,
+            self.weights_gib,
+            self.kv_gib,
+            self.tensor_mib,
+            round_,
+            seconds,
+            self.fill,
+            devices,
+        )
+
+
+def describe() -> dict[str, Any]:
+    """Tell what the machine is, or under ``problem`` why nothing can be measured."""
+    from sleepbackends.cumem.backend import CumemBackend
+
+    found = CumemBackend.probe()
+    if not found.ok:
+        return {"problem": f"{found.reason} ({found.hint})"}
+    import torch
+
+    if not torch.cuda.is_available():
+        return {"problem": "torch sees no CUDA device"}
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": properties.name,
+        "gpu_gib": round(properties.total_memory / GIB, 1),
+        "gpu_count": torch.cuda.device_count(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "",
+        "cuda_bindings": _version("cuda-bindings"),
+        "sleepbackends": _version("sleepbackends"),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def timed(call: Callable[[], object], devices: int = 1) -> float:
+    """Return how many seconds a call takes, with the devices idle before and after."""
+    import torch
+
+    def synchronize() -> None:
+        for device in range(devices):
+            torch.cuda.synchronize(device)
+
+    synchronize()
+    started = time.perf_counter()
+    call()
+    synchronize()
+    return time.perf_counter() - started
+
+
+class Weights:
+    """Tensors whose every byte can be changed, and checked afterwards.
+
+    Parameters
+    ----------
+    size_bytes : int
+        The size of each tensor.
+    device : int
+        Ordinal of their device.
+    """
+
+    def __init__(self, size_bytes: int, device: int = 0) -> None:
+        import torch
+
+        where = torch.device("cuda", device)
+        # Bytes depend on their place, so that bytes in the wrong place are seen.
+        pattern = torch.arange(size_bytes // 4, dtype=torch.int32, device=where)
+        self._pattern = pattern.mul_(-1640531527)
+        self._mask = 0
+        self.tensors: list[torch.Tensor] = []
+
+    def allocate(self, count: int) -> None:
+        """Allocate so many tensors; to be called in a region."""
+        import torch
+
+        self.tensors = [torch.empty_like(self._pattern) for _ in range(count)]
+
+    def fill(self) -> None:
+        """Write the first contents."""
+        import torch
+
+        for index, tensor in enumerate(self.tensors):
+            torch.bitwise_xor(self._pattern, self._key(index), out=tensor)
+
+    def change(self, round_: int) -> None:
+        """Change every byte."""
+        mask = 0x01010101 * (round_ % 126 + 1)
+        for tensor in self.tensors:
+            tensor.bitwise_xor_(mask)
+        self._mask ^= mask
+
+    def check(self) -> None:
+        """Compare every byte with what was written.
+
+        Raises
+        ------
+        SystemExit
+            If one differs.
+        """
+        import torch
+
+        for index, tensor in enumerate(self.tensors):
+            if not torch.equal(tensor, self._pattern ^ self._key(index)):
+                raise SystemExit(f"weight tensor {index} is not what it was")
+
+    def _key(self, index: int) -> int:
+        return (index * 0x9E3779B1 & 0x7FFFFFFF) ^ self._mask
+
+
+def measure_allocator(spec: Spec, emit: Emit) -> None:
+    """Run the workload on one allocator; every byte of the weights changes each round."""
+    import torch
+
+    torch.zeros(1, device="cuda")
+    allocator = open_allocator(spec.peer, Path(spec.folder) if spec.folder else None, spec.fill)
+    weights = Weights(int(spec.tensor_mib * MIB))
+    with allocator.region("weights"):
+        weights.allocate(int(spec.weights_gib * 1024 / spec.tensor_mib))
+    with allocator.region("kv_cache"):
+        cache = [
+            torch.empty(GIB, dtype=torch.uint8, device="cuda") for _ in range(int(spec.kv_gib))
+        ]
+    weights.fill()
+    for number in range(spec.rounds):
+        weights.change(number)
+        case = "suspend_dirty" if number else "suspend_first"
+        emit(spec.row(case, number, timed(allocator.suspend)))
+        emit(spec.row("resume", number, timed(allocator.resume)))
+        weights.check()
+        emit(spec.row("discard_kv", number, timed(allocator.discard_kv)))
+        emit(spec.row("resume_kv", number, timed(allocator.resume_kv)))
+        weights.check()
+    del cache
+    if not allocator.exits_cleanly:
+        os._exit(0)
+
+
+def measure_copies(spec: Spec, emit: Emit) -> None:
+    """Copy as many bytes as there are weights between pinned and device memory."""
+    import torch
+
+    times = max(1, -(-int(spec.weights_gib * MIB) // int(PLAIN_GIB * MIB)))
+    size_bytes = int(spec.weights_gib * GIB / times)
+    spec = dataclasses.replace(spec, tensor_mib=size_bytes / MIB)
+    pairs = []
+    for device in range(spec.devices):
+        host = torch.ones(size_bytes, dtype=torch.uint8).pin_memory()
+        memory = torch.ones(size_bytes, dtype=torch.uint8, device=torch.device("cuda", device))
+        pairs.append((host, memory))
+
+    def copy(chosen: list[int], down: bool) -> None:
+        for _ in range(times):
+            for device in chosen:
+                host, memory = pairs[device]
+                (host.copy_ if down else memory.copy_)(memory if down else host, non_blocking=True)
+
+    for number in range(-1, spec.rounds):
+        for name, chosen in _device_sets(spec.devices).items():
+            for case, down in (("suspend_dirty", True), ("resume", False)):
+                seconds = timed(partial(copy, chosen, down), spec.devices)
+                if number >= 0:  # the one before only makes the machine warm
+                    emit(spec.row(case, number, seconds, name))
+
+
+def measure_two_devices(spec: Spec, emit: Emit) -> None:
+    """Suspend and resume the weights of one device while the other's stay, and of both."""
+    from sleepbackends.cumem.backend import CumemBackend
+
+    backend = CumemBackend()
+    weights = [Weights(int(spec.tensor_mib * MIB), device) for device in range(2)]
+    for device, each in enumerate(weights):
+        with backend.region(f"weights{device}", device):
+            each.allocate(int(spec.weights_gib * 1024 / spec.tensor_mib))
+        each.fill()
+    keep = TagPolicy(Policy.KEEP, Policy.KEEP)
+    for number in range(-1, spec.rounds):
+        # Both come first: that makes the pinned memory for all that follow.
+        for name, chosen in reversed(_device_sets(2).items()):
+            for each in weights:
+                each.change(number + 1)
+            stay = {f"weights{device}": keep for device in range(2) if device not in chosen}
+            suspend = partial(backend.suspend, 1, policies=Policies(stay))
+            down, up = timed(suspend, 2), timed(backend.resume, 2)
+            for each in weights:
+                each.check()
+            if number >= 0:
+                emit(spec.row("suspend_dirty", number, down, name))
+                emit(spec.row("resume", number, up, name))
+    backend.close()
+
+
+def _device_sets(devices: int) -> dict[str, list[int]]:
+    return {"0": [0]} if devices == 1 else {"0": [0], "1": [1], BOTH_DEVICES: [0, 1]}
+
+
+def main(arguments: list[str]) -> None:
+    """Run what the arguments say."""
+    spec, rows = Spec(**json.loads(arguments[0])), Path(arguments[1])
+
+    def emit(row: Row) -> None:
+        with rows.open("a") as file:
+            file.write(json.dumps(row.to_json()) + "\n")
+
+    if spec.peer == "describe":
+        rows.write_text(json.dumps(describe()) + "\n")
+    elif spec.peer == PLAIN_COPY:
+        measure_copies(spec, emit)
+    elif spec.peer == OURS and spec.devices == 2:
+        measure_two_devices(spec, emit)
+    else:
+        measure_allocator(spec, emit)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
