@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,15 @@ def run(
     return "runs", json.loads(done.stdout.splitlines()[-1])
 
 
+def run_all(
+    allocator: str, names: Sequence[str], seconds: float, folder: Path | None = None
+) -> dict[str, tuple[str, dict[str, int]]]:
+    """Run the pairs of these functions all at once, as one that hangs takes its time to show."""
+    with ThreadPoolExecutor(len(names)) as pool:
+        found = pool.map(lambda name: run(allocator, name, seconds, folder), names)
+        return dict(zip(names, found, strict=True))
+
+
 def markdown(outcomes: Mapping[tuple[str, str], str], allocators: Sequence[str]) -> str:
     """Make a table: a row for each function, a column for each allocator."""
     lines = [f"| second thread calls | {' | '.join(allocators)} |"]
@@ -172,8 +182,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{allocator} is skipped: {why}", file=sys.stderr)
             continue
         allocators.append(allocator)
-        for function in chosen.functions:
-            outcome, counts = run(allocator, function, chosen.seconds, chosen.peers)
+        how = run_all(allocator, chosen.functions, chosen.seconds, chosen.peers)
+        for function, (outcome, counts) in how.items():
             outcomes[allocator, function] = outcome
             print(f"{allocator} {function}: {outcome} {counts}", file=sys.stderr, flush=True)
     print(markdown(outcomes, allocators))

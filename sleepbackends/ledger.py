@@ -79,7 +79,7 @@ class Ledger:
         return self._blocks.get(address)
 
     def containing(self, address: int) -> Block | None:
-        """Return the block that the address lies in."""
+        """Return the block that the address lies in, if it lies in one."""
         return next(
             (b for b in self.blocks() if b.address <= address < b.address + b.size_bytes), None
         )

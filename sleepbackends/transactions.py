@@ -201,9 +201,9 @@ def _undo_resume(
     error: BaseException,
 ) -> None:
     # Copies that were queued into these blocks must have ended before their memory goes.
-    _attempt(error, "synchronize", lambda: mechanism.synchronize(mapped))
+    waited = _attempt(error, "synchronize", lambda: mechanism.synchronize(mapped))
     for block in reversed(mapped):
-        if not _attempt(error, "unmap", partial(mechanism.unmap, block)):
+        if not waited or not _attempt(error, "unmap", partial(mechanism.unmap, block)):
             ledger.strand(block)
     _attempt(error, "unreserve", lambda: mechanism.unreserve(reserved[len(mapped) :]))
     if isinstance(error, ContentsLostError):

@@ -215,6 +215,7 @@ static CUresult release_handle(Extent *e) {
   return r;
 }
 
+/* What is mapped and not usable is a leftover, or is finished by the next try. */
 static CUresult map_extent(Extent *e) {
   AccessDesc access = {devices[e->device].prop.location, 3 /* read and write */};
   CUresult r = e->state == UNMAPPED ? cu.map(e->address, e->size, 0, e->handle, 0) : 0;
@@ -222,7 +223,6 @@ static CUresult map_extent(Extent *e) {
   e->state = NO_ACCESS;
   r = cu.set_access(e->address, e->size, &access, 1);
   if (!r) e->state = USABLE;
-  else unmap_extent(e);
   return r;
 }
 

@@ -44,9 +44,10 @@ def run_demo(
     """
     _require("numpy", "safetensors", "torch")
     from sleepbackends.demo.checked_engine import DemoSettings
-    from sleepbackends.demo.observe import process_memory
+    from sleepbackends.demo.observe import device_memory, process_memory
     from sleepbackends.demo.scenario import run_scenario, unselective_backends
     from sleepbackends.examples.default_weights import default_weights
+    from sleepbackends.vmm.backend import VmmBackend
 
     config = _configuration(backend)
     registry = Registry.load()
@@ -66,6 +67,8 @@ def run_demo(
         opened = open_backend(config, registry)
         screen.introduce(opened.selection, model)
         chosen = cast("AllocatingBackend", opened.backend)
+        if isinstance(chosen, VmmBackend):
+            settings = replace(settings, measure=device_memory)
         if registry.specs[opened.selection.name].source.distribution != "sleepbackends":
             # Where a third party's backend keeps saved bytes is its own affair.
             settings = replace(settings, enough=0.0)

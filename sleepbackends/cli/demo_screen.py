@@ -77,7 +77,7 @@ class DemoScreen:
             f"{format_bytes(model['kv_cache_bytes'])}: {model['path']}",
             style="",
         )
-        self._row("memory of this process", "before", "after", "seconds", style="bold")
+        self._row("memory in use", "before", "after", "seconds", style="bold")
 
     def show(self, event: PlannedRelease | Step) -> None:
         """Show a plan, or a step that ended."""

@@ -19,6 +19,17 @@ def process_memory() -> int:
     return sum(mapping.rss for mapping in psutil.Process().memory_maps())
 
 
+def device_memory() -> int:
+    """Measure what is in use of the current CUDA device, in bytes, by anybody.
+
+    What torch keeps for itself is given back first.
+    """
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    return total_bytes - free_bytes
+
+
 def checksum(tensors: Iterable[Tensor]) -> str:
     """Return one 128-bit hash over the bytes of all tensors, in their order."""
     digest = xxhash.xxh3_128()

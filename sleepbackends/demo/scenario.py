@@ -9,8 +9,12 @@ from typing import Any
 from sleepbackends import AllocatingBackend, BackendSettings, Registry
 from sleepbackends.demo.checked_engine import CheckedEngine, DemoSettings
 from sleepbackends.demo.steps import PlannedRelease, Step
-from sleepbackends.examples.unselective import UnselectiveHostBackend
+from sleepbackends.examples.unselective import (
+    UnselectiveHostBackend,
+    without_selective_release,
+)
 from sleepbackends.host.backend import HostBackend
+from sleepbackends.vmm.backend import VmmBackend
 
 Event = PlannedRelease | Step
 
@@ -74,8 +78,9 @@ def unselective_backends(
 ) -> Iterator[AllocatingBackend]:
     """Make backends that cannot release selectively: with selective resume, then without.
 
-    They are of the third-party backend ``zstd`` if it is installed; otherwise they are the
-    host backend with those abilities turned off.
+    Beside a device backend they are the same backend with those abilities turned off, so
+    that the model computes on the same device. Otherwise they are of the third-party
+    backend ``zstd`` if it is installed, or else the host backend without those abilities.
 
     Parameters
     ----------
@@ -88,7 +93,9 @@ def unselective_backends(
     """
     host_options = backend.options if isinstance(backend, HostBackend) else None
     for selective_resume in (True, False):
-        if _THIRD_PARTY in registry.specs:
+        if isinstance(backend, VmmBackend):
+            yield without_selective_release(backend, settings, selective_resume)
+        elif _THIRD_PARTY in registry.specs:
             options = {"selective_resume": selective_resume}
             other: Any = registry.create(_THIRD_PARTY, options, settings)
             yield other

@@ -1,8 +1,9 @@
-"""The host backend with its selective abilities turned off, to see what is done instead."""
+"""Backends with their selective abilities turned off, to see what is done instead."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from sleepbackends import BackendSettings
 from sleepbackends.host.backend import HostBackend
@@ -42,3 +43,27 @@ class UnselectiveHostBackend(HostBackend):
             supports_selective_release=False,
             supports_selective_resume=selective_resume,
         )
+
+
+def without_selective_release(
+    backend: Any, settings: BackendSettings, selective_resume: bool
+) -> Any:
+    """Make another backend of the same class that refuses to release some tags alone.
+
+    Parameters
+    ----------
+    backend : BaseBackend
+        The model.
+    settings : BackendSettings
+        What is common to all backends.
+    selective_resume : bool
+        Whether it can at least resume some tags alone.
+    """
+    other = type(backend)(backend.options, settings)
+    other.name = f"{backend.name}-unselective"
+    other.capabilities = replace(
+        backend.capabilities,
+        supports_selective_release=False,
+        supports_selective_resume=selective_resume,
+    )
+    return other

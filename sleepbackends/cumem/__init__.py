@@ -1,0 +1,1 @@
+"""The cumem backend: CUDA virtual memory, suspended and resumed at link speed."""

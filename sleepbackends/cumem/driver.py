@@ -1,0 +1,332 @@
+"""The CUDA driver: a thin typed layer over ``cuda.bindings.driver``; nothing else calls it.
+
+Every call is made with the device's primary context current in the calling thread, and lets
+other Python threads run; bindings older than 12.9.1 (and 13.0.0, 13.0.1) hold the GIL in
+driver calls and are refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from sleepbackends.availability import Availability
+from sleepbackends.cumem.errors import error_of
+from sleepbackends.errors import (
+    BackendUnavailableError,
+    ClosedError,
+    DeviceMemoryError,
+    HostMemoryError,
+    MechanismError,
+    SleepBackendsError,
+)
+from sleepbackends.vmm.driver import LaneUse
+
+logger = logging.getLogger(__name__)
+
+BINDINGS = ((12, 9, 1), (13, 0, 2))
+"""The oldest release of each major version of cuda-bindings that lets the GIL go."""
+
+LIBRARY = "libcuda.so.1"
+
+_NATIVE_CODES = {
+    -1: f"{LIBRARY} cannot be loaded",
+    -2: f"{LIBRARY} lacks a function that is needed; update the NVIDIA driver",
+    -3: "out of host memory",
+    -4: "the memory was freed meanwhile",
+    -5: "the memory is not in the state this step needs",
+}
+
+
+def bindings_problem() -> Availability | None:
+    """Say what is wrong with the installed cuda-bindings; None if nothing is."""
+    install = "pip install 'sleepbackends[cuda]'"
+    try:
+        text = version("cuda-bindings")
+    except PackageNotFoundError:
+        return Availability(False, "cuda-bindings is not installed", install)
+    numbers = tuple(map(int, re.findall(r"\d+", text)[:3]))
+    if numbers >= BINDINGS[-1] or any(old <= numbers < (old[0] + 1,) for old in BINDINGS):
+        return None
+    wanted = " or ".join(f"{'.'.join(map(str, old))} and newer" for old in BINDINGS)
+    return Availability(
+        False, f"cuda-bindings {text} holds the GIL in driver calls; {wanted} do not", install
+    )
+
+
+class CudaDriver:
+    """The driver of this process.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If the bindings or the driver cannot be used.
+    """
+
+    def __init__(self) -> None:
+        problem = bindings_problem()
+        if problem is not None:
+            raise BackendUnavailableError(problem.reason, hint=problem.hint)
+        try:
+            from cuda.bindings import driver
+        except ImportError as error:
+            raise BackendUnavailableError(
+                f"cuda-bindings cannot be imported: {error}",
+                hint="reinstall it: pip install --force-reinstall 'sleepbackends[cuda]'",
+            ) from error
+        self._cu: Any = driver
+        self._contexts: dict[int, Any] = {}
+        self._lanes: dict[tuple[int, LaneUse], CudaLane] = {}
+        self._lock = threading.Lock()
+        try:
+            self.call(driver.cuInit, 0)
+        except (SleepBackendsError, RuntimeError) as error:
+            raise BackendUnavailableError(
+                f"the CUDA driver cannot be used: {error}",
+                hint="sleepbackends doctor says what this machine has",
+            ) from error
+
+    def call(self, function: Any, *args: Any, what: str = "", needed_bytes: int = 0) -> Any:
+        """Call the driver and return its result.
+
+        Raises
+        ------
+        DeviceMemoryError, MechanismError
+            If it answers anything but success.
+        """
+        code, *results = function(*args)
+        if code:
+            raise error_of(code.name, what or function.__name__, needed_bytes=needed_bytes)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    @property
+    def device_count(self) -> int:
+        """How many devices this process sees."""
+        return int(self.call(self._cu.cuDeviceGetCount))
+
+    def supports_virtual_memory(self, device: int) -> bool:
+        """Tell whether a device has virtual memory management."""
+        attribute = self._cu.CUdevice_attribute
+        flag = attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        return bool(self.call(self._cu.cuDeviceGetAttribute, flag, self._device(device)))
+
+    def _device(self, device: int) -> Any:
+        return self.call(self._cu.cuDeviceGet, device)
+
+    def _context(self, device: int) -> Any:
+        with self._lock:
+            if device not in self._contexts:
+                self._contexts[device] = self.call(
+                    self._cu.cuDevicePrimaryCtxRetain, self._device(device)
+                )
+            return self._contexts[device]
+
+    @contextmanager
+    def current(self, device: int) -> Iterator[None]:
+        """Make the device's primary context current in this thread, and put back what was."""
+        context = self._context(device)
+        before = self.call(self._cu.cuCtxGetCurrent)
+        if int(before) == int(context):
+            yield
+            return
+        self.call(self._cu.cuCtxSetCurrent, context)
+        try:
+            yield
+        finally:
+            # What was done here is done: an error would say that it was not.
+            (code,) = self._cu.cuCtxSetCurrent(before)
+            if code:
+                logger.error("the context of this thread was not put back: %s", code.name)
+
+    def lane(self, device: int, use: LaneUse) -> CudaLane:
+        """Return the stream of a device that copies or fills for us; always the same."""
+        with self.current(device), self._lock:
+            if (device, use) not in self._lanes:
+                flags = self._cu.CUstream_flags.CU_STREAM_NON_BLOCKING
+                stream = self.call(self._cu.cuStreamCreate, flags)
+                self._lanes[device, use] = CudaLane(self, device, stream)
+            return self._lanes[device, use]
+
+    def synchronize(self, device: int) -> None:
+        """Wait for everything that anybody queued on the device."""
+        with self.current(device):
+            self.call(self._cu.cuCtxSynchronize)
+
+    def memory_info(self, device: int) -> tuple[int, int]:
+        """Return free and total bytes of the device."""
+        with self.current(device):
+            free, total = self.call(self._cu.cuMemGetInfo)
+        return int(free), int(total)
+
+    def free_bytes(self, device: int) -> int:
+        """Return how much memory the device has left; other processes move it."""
+        return self.memory_info(device)[0]
+
+    def read(self, address: int, size_bytes: int, device: int) -> bytes:
+        """Copy device memory to the host, now."""
+        data = bytearray(size_bytes)
+        with self.current(device):
+            self.call(self._cu.cuCtxSynchronize)
+            self.call(self._cu.cuMemcpyDtoH, data, address, size_bytes)
+        return bytes(data)
+
+    def write(self, address: int, data: bytes, device: int) -> None:
+        """Copy host bytes to device memory, now."""
+        with self.current(device):
+            self.call(self._cu.cuMemcpyHtoD, address, data, len(data))
+            self.call(self._cu.cuCtxSynchronize)
+
+    def pin(self, host: int, size_bytes: int) -> None:
+        """Register host memory for every device.
+
+        Raises
+        ------
+        HostMemoryError
+            If the driver refuses.
+        """
+        portable = self._cu.CU_MEMHOSTREGISTER_PORTABLE
+        try:
+            with self.current(self._device_in_use()):
+                self.call(self._cu.cuMemHostRegister, host, size_bytes, portable)
+        except (MechanismError, DeviceMemoryError) as error:
+            raise HostMemoryError(
+                f"the driver refuses to pin {size_bytes} bytes of host memory: {error.message}",
+                needed_bytes=size_bytes,
+                hint="raise the memory limit of the container, or ulimit -l",
+            ) from error
+
+    def _device_in_use(self) -> int:
+        # A context costs hundreds of megabytes on a device that this process may not use.
+        with self._lock:
+            return next(iter(self._contexts), 0)
+
+    def unpin(self, host: int) -> None:
+        """Undo ``pin``.
+
+        Raises
+        ------
+        MechanismError
+            If the driver refuses; the memory is still registered.
+        """
+        with self.current(self._device_in_use()):
+            self.call(self._cu.cuMemHostUnregister, host)
+
+    def check(self, code: int, what: str, *, needed_bytes: int = 0, device: int = 0) -> None:
+        """Raise the error that a code of the native library stands for."""
+        if code < 0:
+            why = _NATIVE_CODES.get(code, f"code {code}")
+            raise MechanismError(f"{what} failed: {why}", hint="repeat the call")
+        if code:
+            name = self._name(code)
+            no_room = code == int(self._cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
+            available = self.free_bytes(device) if no_room else None
+            raise error_of(name, what, needed_bytes=needed_bytes, available_bytes=available)
+
+    def _name(self, code: int) -> str:
+        try:
+            return str(self._cu.CUresult(code).name)
+        except ValueError:  # of a driver newer than the bindings
+            return f"CUDA error {code}"
+
+    def close(self) -> None:
+        """End the lanes, which must be idle. Reading, writing and waiting still work."""
+        with self._lock:
+            lanes, self._lanes = self._lanes, {}
+        for lane in lanes.values():
+            lane.close()
+
+
+class CudaLane:
+    """One stream of one device, and nobody else's."""
+
+    def __init__(self, driver: CudaDriver, device: int, stream: Any) -> None:
+        self._driver = driver
+        self._device = device
+        self._stream = stream
+        self._cu = driver._cu
+
+    def _queue(self, function: Any, *args: Any) -> None:
+        self._check_open()
+        with self._driver.current(self._device):
+            self._driver.call(function, *args, self._stream)
+
+    def _check_open(self) -> None:
+        # The driver crashes on a stream that was destroyed.
+        if self._stream is None:
+            raise ClosedError("the lane was closed with its backend", hint="create a new one")
+
+    def to_host(self, host: int, address: int, size_bytes: int) -> None:
+        """Queue a copy from the device into pinned host memory."""
+        self._queue(self._cu.cuMemcpyDtoHAsync, host, address, size_bytes)
+
+    def to_device(self, address: int, host: int, size_bytes: int) -> None:
+        """Queue a copy from pinned host memory to the device."""
+        self._queue(self._cu.cuMemcpyHtoDAsync, address, host, size_bytes)
+
+    def fill(self, address: int, size_bytes: int, byte: int) -> None:
+        """Queue setting every byte."""
+        self._queue(self._cu.cuMemsetD8Async, address, byte, size_bytes)
+
+    def event(self) -> CudaEvent:
+        """Mark this point of the stream."""
+        self._check_open()
+        timing = self._cu.CUevent_flags.CU_EVENT_DISABLE_TIMING
+        with self._driver.current(self._device):
+            event = self._driver.call(self._cu.cuEventCreate, timing)
+            marked = CudaEvent(
+                self._driver, self._device, event
+            )  # destroyed if the next call fails
+            self._driver.call(self._cu.cuEventRecord, event, self._stream)
+        return marked
+
+    def wait(self) -> None:
+        """Wait for everything queued so far."""
+        if self._stream is None:
+            return  # closed while idle
+        with self._driver.current(self._device):
+            self._driver.call(self._cu.cuStreamSynchronize, self._stream, what="copying")
+
+    def close(self) -> None:
+        """Destroy the stream, which must be idle; a failure is logged."""
+        stream, self._stream = self._stream, None
+        try:
+            with self._driver.current(self._device):
+                self._driver.call(self._cu.cuStreamDestroy, stream)
+        except SleepBackendsError:
+            logger.exception("a stream of device %d stays", self._device)
+
+
+class CudaEvent:
+    """A point of a stream; destroyed with the object."""
+
+    def __init__(self, driver: CudaDriver, device: int, event: Any) -> None:
+        self._driver = driver
+        self._device = device
+        self._event = event
+        self._cu = driver._cu
+
+    def done(self) -> bool:
+        """Tell whether the work before it has finished."""
+        with self._driver.current(self._device):
+            (code,) = self._cu.cuEventQuery(self._event)
+        if code == self._cu.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        self._driver.call(lambda: (code,), what="copying")
+        return True
+
+    def wait(self) -> None:
+        """Wait until the work before it has finished."""
+        with self._driver.current(self._device):
+            self._driver.call(self._cu.cuEventSynchronize, self._event, what="copying")
+
+    def __del__(self) -> None:
+        try:
+            with self._driver.current(self._device):
+                self._cu.cuEventDestroy(self._event)
+        except SleepBackendsError:
+            logger.debug("an event of device %d stays", self._device, exc_info=True)

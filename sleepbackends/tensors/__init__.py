@@ -1,0 +1,1 @@
+"""Tensors that exist already: which belong together, and moving them without a trace."""

@@ -1,0 +1,1 @@
+"""What backends over a device's virtual memory share above the driver."""

@@ -1,0 +1,1 @@
+"""The cumem backend over the simulated CUDA driver."""

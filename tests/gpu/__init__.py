@@ -1,0 +1,1 @@
+"""Tests that need a CUDA GPU: ``python -m pytest tests/gpu``."""

@@ -1,0 +1,1 @@
+"""The native library, compiled by the tests from the source as it is."""

@@ -1,0 +1,1 @@
+"""What backends over virtual memory share, over the simulated CUDA driver."""

@@ -1,0 +1,235 @@
+"""The arena: slots that never overlap, exact accounts, refusals, retention."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sleepbackends.errors import HostMemoryError, MechanismError
+from sleepbackends.host_limits import HostMemory
+from sleepbackends.hostmemory import driver as host
+from sleepbackends.vmm import arena as module
+from sleepbackends.vmm.arena import Arena, Retention, Slot
+
+PAGE = 4096
+CHUNK = 4 * PAGE
+
+
+class Pins:
+    """A driver that only pins, and can be told to refuse."""
+
+    def __init__(self) -> None:
+        self.pinned: dict[int, int] = {}
+        self.refuses = False
+        self.keeps = False
+        self.lets_go = 0
+        self._lock = threading.Lock()
+
+    def pin(self, address: int, size_bytes: int) -> None:
+        if self.refuses:
+            raise HostMemoryError("no pinning here")
+        with self._lock:
+            assert address not in self.pinned
+            self.pinned[address] = size_bytes
+
+    def unpin(self, address: int) -> None:
+        if self.keeps and not self.lets_go:
+            raise MechanismError("it stays pinned")
+        with self._lock:
+            self.lets_go -= 1
+            del self.pinned[address]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_chunks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "CHUNK_BYTES", CHUNK)
+        yield
+
+
+@contextmanager
+def opened(
+    budget_bytes: int | None = None, retention: Retention = "retain"
+) -> Iterator[tuple[Arena, Pins]]:
+    pins = Pins()
+    driver: Any = pins
+    arena = Arena(driver, budget_bytes, retention)
+    try:
+        yield arena, pins
+    finally:
+        pins.keeps = False
+        arena.close()
+        assert not pins.pinned
+        assert not arena.held_bytes
+
+
+def refuse(address: int, size_bytes: int) -> None:
+    raise HostMemoryError("no memory")
+
+
+def ranges(slot: Slot) -> list[tuple[int, int]]:
+    return [(piece.host, piece.host + piece.size_bytes) for piece in slot.pieces()]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.lists(st.integers(0, 3 * CHUNK), min_size=1, max_size=4),
+            st.integers(0, 20),
+            st.just("trim"),
+        ),
+        max_size=25,
+    )
+)
+def test_slots_never_overlap(steps: list[Any]) -> None:
+    with opened() as (arena, pins):
+        slots: list[tuple[Slot, int]] = []
+        for step in steps:
+            if step == "trim":
+                arena.trim()
+            elif isinstance(step, list):
+                held, free = arena.held_bytes, arena.held_bytes - arena.used_bytes
+                slots += zip(arena.take(step), step, strict=True)
+                grown = host.round_up(max(0, sum(step) - free))
+                assert arena.held_bytes == held + grown, "exactly what was missing"
+            elif slots:
+                arena.give_back(slots.pop(step % len(slots))[0])
+            taken = sorted(each for slot, _ in slots for each in ranges(slot))
+            assert all(end <= start for (_, end), (start, _) in pairwise(taken))
+            assert arena.used_bytes == sum(size for _, size in slots)
+            for slot, size in slots:
+                assert slot.size_bytes == size == sum(end - start for start, end in ranges(slot))
+        for slot, _ in slots:
+            arena.give_back(slot)
+        assert arena.used_bytes == 0
+        # All gaps were joined: everything is one piece of free memory per segment again.
+        for segment in arena._segments:
+            assert segment.carve(segment.size_bytes).size_bytes == segment.size_bytes
+            segment.give_back(0, segment.size_bytes)
+        arena.trim()
+        assert arena.held_bytes == 0
+        assert not pins.pinned
+
+
+def test_a_slot_is_split_where_registrations_meet() -> None:
+    with opened() as (arena, pins):
+        (first, second) = arena.take([CHUNK - 100, 2 * CHUNK])
+        for piece in [*first.pieces(), *second.pieces()]:
+            inside = [
+                start
+                for start, size in pins.pinned.items()
+                if start <= piece.host and piece.host + piece.size_bytes <= start + size
+            ]
+            assert len(inside) == 1, "a copy must not cross from one registration to the next"
+        assert [piece.size_bytes for piece in second.pieces()] == [100, CHUNK, CHUNK - 100]
+
+
+def test_where_pinning_is_refused_memory_is_used_unpinned() -> None:
+    with opened() as (arena, pins):
+        pins.refuses = True
+        (slot,) = arena.take([2 * CHUNK])
+        for start, end in ranges(slot):
+            ctypes.memset(start, 1, end - start)
+        assert not pins.pinned
+        arena.give_back(slot)
+        pins.refuses = False
+        assert arena.trim() == 2 * CHUNK
+
+
+def test_a_chunk_without_memory_is_no_lasting_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = host.populate
+    with opened() as (arena, _):
+        monkeypatch.setattr(host, "populate", refuse)
+        (slot,) = arena.take([2 * CHUNK])
+        with pytest.raises(HostMemoryError, match="no memory"):
+            ranges(slot)
+        monkeypatch.setattr(host, "populate", real)
+        arena.give_back(slot)
+        (slot,) = arena.take([2 * CHUNK])
+        assert len(ranges(slot)) == 2
+        assert arena.held_bytes == 2 * CHUNK, "the segment that failed is gone"
+
+
+def test_a_failed_segment_in_use_serves_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened() as (arena, _):
+        with monkeypatch.context() as patch:
+            patch.setattr(host, "populate", refuse)
+            kept, given_back = arena.take([CHUNK, CHUNK])
+            with pytest.raises(HostMemoryError):
+                ranges(kept)
+            with pytest.raises(HostMemoryError):
+                ranges(given_back)
+        arena.give_back(given_back)
+        (slot,) = arena.take([CHUNK])
+        assert len(ranges(slot)) == 1
+
+
+def test_memory_stays_pinned_until_the_driver_lets_go() -> None:
+    with opened() as (arena, pins):
+        (slot,) = arena.take([3 * CHUNK])
+        ranges(slot)
+        arena.give_back(slot)
+        pins.keeps, pins.lets_go = True, 1
+        assert arena.trim() == 0
+        assert arena.held_bytes == 3 * CHUNK, "pinned memory must not be unmapped"
+        pins.keeps = False
+        assert arena.trim() == 3 * CHUNK
+
+
+def test_the_budget() -> None:
+    with opened(budget_bytes=4 * PAGE) as (arena, _):
+        arena.check_room(4 * PAGE)
+        with pytest.raises(HostMemoryError, match="host_budget_bytes") as caught:
+            arena.check_room(4 * PAGE + 1)
+        assert caught.value.available_bytes == 4 * PAGE
+        assert caught.value.needed_bytes == 5 * PAGE
+        (slot,) = arena.take([3 * PAGE])
+        with pytest.raises(HostMemoryError):
+            arena.take([PAGE, 1])
+        assert arena.held_bytes == 3 * PAGE, "nothing was taken"
+        arena.give_back(slot)
+        arena.check_room(4 * PAGE)
+
+
+def test_the_machine_or_its_control_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited = HostMemory(3 * PAGE, 3 * PAGE, "/sys/fs/cgroup/here")
+    with opened() as (arena, _):
+        (slot,) = arena.take([2 * PAGE])
+        monkeypatch.setattr(module, "host_memory", lambda: limited)
+        arena.give_back(slot)
+        arena.check_room(5 * PAGE)  # 2 are there already
+        with pytest.raises(HostMemoryError, match="/sys/fs/cgroup/here") as caught:
+            arena.take([5 * PAGE + 1])
+        assert caught.value.available_bytes == 3 * PAGE
+
+
+@pytest.mark.parametrize("retention", ["retain", "release", "none"])
+def test_retention(retention: Retention) -> None:
+    with opened(retention=retention) as (arena, pins):
+        (slot,) = arena.take([CHUNK])
+        ranges(slot)
+        arena.give_back(slot)
+        arena._workers.shutdown(wait=True)
+        expected = CHUNK if retention == "retain" else 0
+        assert arena.held_bytes == expected
+        assert sum(pins.pinned.values()) == expected
+
+
+def test_a_mapping_that_is_refused_leaves_no_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = []
+    with opened() as (arena, _):
+        monkeypatch.setattr(host, "map_memory", refuse)
+        monkeypatch.setattr(host, "release", lambda _, size_bytes: released.append(size_bytes))
+        with pytest.raises(HostMemoryError):
+            arena.take([PAGE])
+        assert released == [PAGE]
+        assert arena.held_bytes == 0
