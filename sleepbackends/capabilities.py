@@ -69,3 +69,16 @@ class Capabilities:
             If a required name is not a flag.
         """
         return tuple(name for name in required if not getattr(self, name))
+
+
+IN_PROCESS = Capabilities(
+    supports_selective_release=True,
+    supports_selective_resume=True,
+    supports_offload=True,
+    preserves_addresses=True,
+    preserves_communicators=True,
+    preserves_compiled_artifacts=True,
+    preserves_graphs_with_communicators=True,
+    owns_allocations=True,
+)
+"""What memory that is unmapped and mapped again inside one process can promise."""

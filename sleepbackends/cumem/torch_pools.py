@@ -98,7 +98,7 @@ class TorchPools:
         # Its destructor ends the process while any scope or capture is open on the device,
         # in whatever thread (torch 2.11), so it never runs: a few bytes for each scope. What
         # it would have released is released here.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
+        _keep_for_ever(pool)
         try:
             yield pool.id
         finally:
@@ -130,11 +130,13 @@ class TorchPools:
                 self._space.alloc_pointer, self._space.free_pointer
             )
             # torch keeps a plain pointer to it for as long as any segment lives.
-            _IMMORTAL.append(self._allocator)
+            _keep_for_ever(self._allocator)
         return self._allocator
 
 
-_IMMORTAL: list[Any] = []
+def _keep_for_ever(thing: object) -> None:
+    # A list of them would be emptied, and their destructors run, when the interpreter ends.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def _warm_up(torch: Any) -> None:

@@ -10,7 +10,7 @@ from itertools import cycle
 from typing import TypeVar
 
 from sleepbackends.availability import Availability
-from sleepbackends.capabilities import Capabilities
+from sleepbackends.capabilities import IN_PROCESS
 from sleepbackends.control import Control
 from sleepbackends.errors import ContentsLostError, StorageFullError
 from sleepbackends.host.directory import choose_directory, lock_directory, unlock_directory
@@ -41,16 +41,7 @@ class HostBackend(HostMemoryBackend[HostOptions]):
     """
 
     name = "host"
-    capabilities = Capabilities(
-        supports_selective_release=True,
-        supports_selective_resume=True,
-        supports_offload=True,
-        preserves_addresses=True,
-        preserves_communicators=True,
-        preserves_compiled_artifacts=True,
-        preserves_graphs_with_communicators=True,
-        owns_allocations=True,
-    )
+    capabilities = IN_PROCESS
 
     def __init__(
         self, options: HostOptions | None = None, settings: BackendSettings | None = None

@@ -8,23 +8,14 @@ from dataclasses import dataclass, field
 
 from sleepbackends.availability import Availability
 from sleepbackends.base import BaseBackend
-from sleepbackends.capabilities import Capabilities
+from sleepbackends.capabilities import IN_PROCESS, Capabilities
 from sleepbackends.control import Control
 from sleepbackends.errors import DeviceMemoryError
 from sleepbackends.ledger import Block
 from sleepbackends.mechanism import POISON_BYTE, Fill
 from sleepbackends.settings import BackendSettings
 
-ALL = Capabilities(
-    supports_selective_release=True,
-    supports_selective_resume=True,
-    supports_offload=True,
-    preserves_addresses=True,
-    preserves_communicators=True,
-    preserves_compiled_artifacts=True,
-    preserves_graphs_with_communicators=True,
-    owns_allocations=True,
-)
+ALL = IN_PROCESS
 """Everything that memory kept by one process can promise."""
 
 

@@ -7,10 +7,11 @@ brought up to date whenever a transition begins and ends, and whenever somebody 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 
 from sleepbackends.base import BaseBackend, OptionsT
-from sleepbackends.capabilities import Capabilities
+from sleepbackends.capabilities import IN_PROCESS
 from sleepbackends.control import Control
 from sleepbackends.errors import DeviceMemoryError, SleepBackendsError, add_note
 from sleepbackends.ledger import Block
@@ -22,18 +23,6 @@ from sleepbackends.vmm.arena import Arena
 from sleepbackends.vmm.driver import Driver
 from sleepbackends.vmm.mover import Direction, Saved, move
 from sleepbackends.vmm.verify import check_restored, check_saved, checksum
-
-CAPABILITIES = Capabilities(
-    supports_selective_release=True,
-    supports_selective_resume=True,
-    supports_offload=True,
-    preserves_addresses=True,
-    preserves_communicators=True,
-    preserves_compiled_artifacts=True,
-    preserves_graphs_with_communicators=True,
-    owns_allocations=True,
-)
-"""What memory that is unmapped and mapped again inside one process can promise."""
 
 
 class VmmBackend(BaseBackend[OptionsT]):
@@ -53,7 +42,7 @@ class VmmBackend(BaseBackend[OptionsT]):
         As for every backend.
     """
 
-    capabilities = CAPABILITIES
+    capabilities = IN_PROCESS
 
     def __init__(
         self,
@@ -128,9 +117,9 @@ class VmmBackend(BaseBackend[OptionsT]):
                 Block(extent.address, extent.live_bytes, extent.tag, device=device, extra=extent)
             )
 
+    @abstractmethod
     def device_name(self, device: int) -> str:
         """Return what torch calls a device."""
-        raise NotImplementedError
 
     # The mechanism
 
