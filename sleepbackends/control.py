@@ -50,6 +50,7 @@ class Control:
         self.timeout_s = timeout_s
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._on_progress = on_progress
+        self._committed = False
         self.progress = Progress("", 0, 0)
 
     def remaining_s(self) -> float | None:
@@ -64,7 +65,7 @@ class Control:
         TransitionTimeoutError
             If it has. The transition rolls back.
         """
-        if self.remaining_s() == 0.0:
+        if not self._committed and self.remaining_s() == 0.0:
             what = doing or self.progress.operation or "the transition"
             raise TransitionTimeoutError(
                 f"{what} did not finish within {self.timeout_s} s",
@@ -72,8 +73,13 @@ class Control:
             )
 
     def start(self, operation: str, total_bytes: int) -> None:
-        """Begin to count the bytes of one operation."""
+        """Begin to count the bytes of one operation, under the deadline again."""
+        self._committed = False
         self._publish(Progress(operation, 0, total_bytes))
+
+    def commit(self) -> None:
+        """Let the operation finish whatever the deadline: it can no longer be undone."""
+        self._committed = True
 
     def advance(self, size_bytes: int) -> None:
         """Count bytes as done.

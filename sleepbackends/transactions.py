@@ -47,7 +47,8 @@ def suspend(
         # Closed here, not whenever the traceback lets go of it: copies may be under way.
         with closing(_save(mechanism, ledger, unsaved, moved, control)) as saved:
             for _ in saved:
-                if not dropped and mechanism.saving_is_certain():
+                if drop and not dropped and mechanism.saving_is_certain():
+                    control.commit()
                     _drop(mechanism, ledger, drop, dropped)
         if not dropped:
             _drop(mechanism, ledger, drop, dropped)

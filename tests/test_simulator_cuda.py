@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,19 +26,6 @@ NEED_A_CONTEXT = [
     ("cuEventCreate", 0),
     ("cuMemHostAlloc", 1, 0),
 ]
-
-
-@pytest.fixture
-def simulator() -> Iterator[Simulator]:
-    simulator = loaded_or_skip()
-    simulator.reset()
-    yield simulator
-    simulator.reset()
-
-
-@pytest.fixture
-def cuda(simulator: Simulator) -> Driven:
-    return Driven()
 
 
 class TestBuilding:

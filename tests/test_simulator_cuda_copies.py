@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 from tests.simulators.cuda import (
     Simulator,
-    loaded_or_skip,
 )
 from tests.simulators.cuda.driving import (
     MIB,
@@ -22,26 +18,6 @@ from tests.simulators.cuda.driving import (
 )
 
 STALE = 0xD7
-
-
-@pytest.fixture
-def simulator() -> Iterator[Simulator]:
-    simulator = loaded_or_skip()
-    simulator.reset()
-    yield simulator
-    simulator.reset()
-
-
-@pytest.fixture
-def cuda(simulator: Simulator) -> Driven:
-    return Driven()
-
-
-@pytest.fixture
-def pinned(cuda: Driven) -> HostBuffer:
-    buffer = HostBuffer(byte=5)
-    cuda.call("cuMemHostRegister", buffer.address, UNIT_BYTES, 0)
-    return buffer
 
 
 class TestCopies:

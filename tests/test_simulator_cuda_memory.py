@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.simulators.cuda import SharedDevices, Simulator, loaded_or_skip
+from tests.simulators.cuda import SharedDevices, Simulator
 from tests.simulators.cuda.driving import MIB, UNIT_BYTES, Driven, elsewhere, read, write
 
 STALE = bytes([0xD7])
@@ -25,19 +24,6 @@ TOUCHES = {
     "read(at); write(at, b'x')",
     "freed": "block = cuda.block(); cuda.drop(block); read(block.address)",
 }
-
-
-@pytest.fixture
-def simulator() -> Iterator[Simulator]:
-    simulator = loaded_or_skip()
-    simulator.reset()
-    yield simulator
-    simulator.reset()
-
-
-@pytest.fixture
-def cuda(simulator: Simulator) -> Driven:
-    return Driven()
 
 
 class TestMapping:

@@ -6,7 +6,6 @@ import ctypes
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from tests.simulators.cuda import (
     Simulator,
     build_exerciser,
     find_compiler,
-    loaded_or_skip,
 )
 from tests.simulators.cuda.driving import (
     MIB,
@@ -27,26 +25,6 @@ from tests.simulators.cuda.driving import (
 )
 
 STALE = 0xD7
-
-
-@pytest.fixture
-def simulator() -> Iterator[Simulator]:
-    simulator = loaded_or_skip()
-    simulator.reset()
-    yield simulator
-    simulator.reset()
-
-
-@pytest.fixture
-def cuda(simulator: Simulator) -> Driven:
-    return Driven()
-
-
-@pytest.fixture
-def pinned(cuda: Driven) -> HostBuffer:
-    buffer = HostBuffer(byte=5)
-    cuda.call("cuMemHostRegister", buffer.address, UNIT_BYTES, 0)
-    return buffer
 
 
 def wait_until(met: Any) -> None:
