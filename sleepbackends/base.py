@@ -33,7 +33,7 @@ from sleepbackends.mechanism import Mechanism
 from sleepbackends.policies import Policies, Policy, check_level
 from sleepbackends.protocol import API_VERSION
 from sleepbackends.reports import DiscardReport, ResumeReport, SuspendReport, compare
-from sleepbackends.residency import Move, moved
+from sleepbackends.residency import Move, Placement, moved
 from sleepbackends.settings import BackendSettings
 from sleepbackends.state import BackendState, check_tags
 
@@ -353,9 +353,14 @@ class BaseBackend(Mechanism, Generic[OptionsT]):
     def _asked(self, move: Move, tags: Collection[str]) -> list[Block]:
         """List the blocks that the move would change, or raise naming the tag in the way."""
         blocks = []
+        # Only a few placements occur, and this is asked of every block.
+        changes: dict[Placement, bool] = {}
         for block in self.ledger.blocks(tags):
+            place = block.placement
             try:
-                if moved(move, block.placement) != block.placement:
+                if place not in changes:
+                    changes[place] = moved(move, place) != place
+                if changes[place]:
                     blocks.append(block)
             except PolicyConflictError as error:
                 raise PolicyConflictError(

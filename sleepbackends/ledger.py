@@ -102,9 +102,13 @@ class Ledger:
             If the transition table has no such move for one of them; it and those after
             it are unchanged.
         """
+        targets: dict[Placement, Placement] = {}
         try:
             for block in blocks:
-                block.placement = moved(move, block.placement)
+                place = block.placement
+                if place not in targets:
+                    targets[place] = moved(move, place)
+                block.placement = targets[place]
         finally:
             self._touch()
 
@@ -133,15 +137,19 @@ class Ledger:
 
     def _count(self) -> BackendState:
         epochs = dict(self._epochs)
-        sizes: Counter[tuple[str, Placement]] = Counter()
-        blocks: Counter[str] = Counter()
+        found: dict[tuple[str, Placement], list[int]] = {}
         for block in self.blocks():
-            sizes[block.tag, block.placement] += block.size_bytes
-            blocks[block.tag] += 1
+            key = (block.tag, block.placement)
+            if key in found:
+                found[key].append(block.size_bytes)
+            else:
+                found[key] = [block.size_bytes]
+        blocks: Counter[str] = Counter()
         by_tag: dict[str, Counter[str]] = {tag: Counter() for tag in epochs}
-        for (tag, placement), size_bytes in sizes.items():
+        for (tag, placement), sizes in found.items():
             if tag in by_tag:  # not registered since the epochs were copied
-                by_tag[tag][f"{placement.residency.value}_bytes"] += size_bytes
+                blocks[tag] += len(sizes)
+                by_tag[tag][f"{placement.residency.value}_bytes"] += sum(sizes)
         return BackendState(
             MappingProxyType(
                 {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import Enum
-from functools import cache
 from typing import NamedTuple
 
 from sleepbackends.errors import PolicyConflictError
@@ -102,8 +101,6 @@ _WHY_NOT = {
 }
 
 
-# Called for every block of every transition, and there are only a few answers.
-@cache
 def moved(move: Move, placement: Placement) -> Placement:
     """Return where a block is after a move; unchanged where the move repeats what is so.
 
