@@ -8,7 +8,7 @@ policies. They are called by one thread at a time.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 
 from sleepbackends.control import Control
@@ -32,8 +32,9 @@ class Mechanism(ABC):
     """The steps of a transition, in the order in which they are called.
 
     Suspend: ``synchronize``, ``check_room_to_save``, ``save``, ``unmap`` for each block as
-    soon as it is saved. Resume: ``reserve``, ``map`` for each block, ``fill`` for those
-    without saved bytes, ``restore``, ``forget``.
+    soon as it is saved. Resume: ``reserve``, ``restore`` with ``map`` for each block just
+    before it is restored, ``map`` and ``fill`` for those without saved bytes,
+    ``synchronize``, ``forget``.
     """
 
     def begin(self) -> None:
@@ -102,10 +103,13 @@ class Mechanism(ABC):
         """
 
     @abstractmethod
-    def restore(self, blocks: Sequence[Block], control: Control) -> Iterator[Block]:
-        """Copy saved bytes back into mapped blocks, and yield each block once it is done.
+    def restore(self, blocks: Iterable[Block], control: Control) -> Iterator[Block]:
+        """Copy saved bytes back, and yield each block once it is done.
 
-        The saved copy must stay until ``forget``: a later step may fail.
+        A block is mapped when it is taken from ``blocks``, and the rest of the resume when
+        the last was taken: a mechanism that queues its copies does both at once. One that
+        needs to see all blocks first makes a list. The saved copy must stay until
+        ``forget``: a later step may fail.
 
         Raises
         ------

@@ -7,9 +7,10 @@ Nothing is recorded in the ledger before it has happened.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from itertools import zip_longest
 
 from sleepbackends.control import Control
 from sleepbackends.errors import ContentsLostError, MechanismError, NoRoomError, add_note
@@ -35,7 +36,7 @@ def suspend(
     """
     mechanism.synchronize([*offload, *drop])
     # A stranded block is mapped but its saved copy is still owed.
-    unsaved = [block for block in offload if not block.placement.owed]
+    unsaved = _in_turn([block for block in offload if not block.placement.owed])
     control.start("suspend", _size(unsaved))
     mechanism.check_room_to_save(unsaved)
     moved: list[Block] = []
@@ -154,20 +155,17 @@ def _resume_once(
     fill: Fill,
     control: Control,
 ) -> int:
-    unmapped = [block for block in blocks if not block.placement.mapped]
-    owed = [block for block in blocks if block.placement.owed]
+    owed = _in_turn([block for block in blocks if block.placement.owed])
+    empty = [block for block in blocks if not block.placement.owed]
+    unmapped = [block for block in (*owed, *empty) if not block.placement.mapped]
     control.start("resume", _size(owed))
     mechanism.reserve(unmapped)
     mapped: list[Block] = []
     try:
-        for block in unmapped:
-            mechanism.map(block)
-            mapped.append(block)
-        # Filling may be queued work that goes on beside the copies.
-        for block in blocks:
-            if not block.placement.owed:
-                mechanism.fill(block, fill)
-        _restore(mechanism, owed, control)
+        ready = _mapping(mechanism, owed, empty, fill, mapped)
+        _restore(mechanism, ready, owed, control)
+        for _ in ready:
+            pass  # to map what the restore had no reason to ask for
         mechanism.synchronize(blocks)
     except BaseException as error:
         _undo_resume(mechanism, ledger, unmapped, mapped, error)
@@ -178,10 +176,34 @@ def _resume_once(
     return _size(owed)
 
 
-def _restore(mechanism: Mechanism, blocks: Sequence[Block], control: Control) -> None:
+def _mapping(
+    mechanism: Mechanism,
+    owed: Sequence[Block],
+    empty: Sequence[Block],
+    fill: Fill,
+    mapped: list[Block],
+) -> Iterator[Block]:
+    """Map block by block, so that what restores the first goes on beside the rest."""
+    for block in owed:
+        _map(mechanism, block, mapped)
+        yield block
+    for block in empty:
+        _map(mechanism, block, mapped)
+        mechanism.fill(block, fill)
+
+
+def _map(mechanism: Mechanism, block: Block, mapped: list[Block]) -> None:
+    if not block.placement.mapped:
+        mechanism.map(block)
+        mapped.append(block)
+
+
+def _restore(
+    mechanism: Mechanism, ready: Iterable[Block], blocks: Sequence[Block], control: Control
+) -> None:
     if not blocks:
         return
-    restored = mechanism.restore(blocks, control)
+    restored = mechanism.restore(ready, control)
     waiting = {id(block) for block in blocks}
     try:
         for block in restored:
@@ -237,6 +259,15 @@ def _close(steps: Iterable[Block]) -> None:
     close = getattr(steps, "close", None)
     if close is not None:
         close()
+
+
+def _in_turn(blocks: Iterable[Block]) -> list[Block]:
+    """Order blocks so that the devices take turns and every link has work."""
+    by_device: dict[str, list[Block]] = {}
+    for block in blocks:
+        by_device.setdefault(block.device, []).append(block)
+    turns = zip_longest(*by_device.values())
+    return [block for turn in turns for block in turn if block is not None]
 
 
 def _size(blocks: Iterable[Block]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from sleepbackends.testing import BackendContractTests, SimulatedBackend
 class ForgetsInRestore(SimulatedBackend):
     """Drops the saved copy before the resume has succeeded."""
 
-    def restore(self, blocks: Sequence[Block], control: Control) -> Iterator[Block]:
+    def restore(self, blocks: Iterable[Block], control: Control) -> Iterator[Block]:
         for block in super().restore(blocks, control):
             self.forget(block)
             yield block
@@ -71,7 +71,7 @@ class KeepsMemory(SimulatedBackend):
 class MovesOnResume(SimulatedBackend):
     """Restores one block's bytes into another's place."""
 
-    def restore(self, blocks: Sequence[Block], control: Control) -> Iterator[Block]:
+    def restore(self, blocks: Iterable[Block], control: Control) -> Iterator[Block]:
         blocks = list(blocks)
         if len(blocks) > 1:
             first, second = blocks[0].address, blocks[1].address

@@ -1,10 +1,15 @@
-"""Contents may be dropped while the rest is still being saved, and what that rules out."""
+"""The order of a transition's steps, and what happens beside each other."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import cycle
 
 import pytest
 
 from sleepbackends import Control, MechanismError, Residency, TransitionTimeoutError
+from sleepbackends.ledger import Block
+from sleepbackends.mechanism import Fill
 from sleepbackends.testing import FaultInjector, SimulatedBackend
 
 SIZE = 1000
@@ -64,3 +69,67 @@ def test_a_fault_after_the_drop_says_what_is_where_and_can_be_finished() -> None
     backend.resume()
     assert all(bytes(data) in (b"x" * SIZE, bytes(SIZE)) for data in backend.mapped.values())
     assert backend.state().tags["weights"].resident_bytes == 2 * SIZE
+
+
+class Listed(SimulatedBackend):
+    """Two devices and a list of steps; restores a block when the next one is mapped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[str, str, int]] = []
+        self._devices = {"weights": cycle(["a", "a", "b"]), "kv_cache": cycle(["b"])}
+
+    def allocate(self, tag: str, size_bytes: int) -> Block:
+        block = super().allocate(tag, size_bytes)
+        block.device = next(self._devices[tag])
+        return block
+
+    def _listed(self, step: str, blocks: Iterable[Block]) -> Iterator[Block]:
+        for block in blocks:
+            self.steps.append((step, block.device, block.size_bytes))
+            yield block
+
+    def save(self, blocks: Sequence[Block], control: Control) -> Iterator[Block]:
+        return super().save(list(self._listed("save", blocks)), control)
+
+    def map(self, block: Block) -> None:
+        list(self._listed("map", [block]))
+        super().map(block)
+
+    def fill(self, block: Block, fill: Fill) -> None:
+        list(self._listed("fill", [block]))
+        super().fill(block, fill)
+
+    def restore(self, blocks: Iterable[Block], control: Control) -> Iterator[Block]:
+        yield from super().restore(list(self._listed("queue", blocks)), control)
+
+
+class StopsAtTheLast(SimulatedBackend):
+    """Restores as many blocks as it has saved and asks for no more."""
+
+    def restore(self, blocks: Iterable[Block], control: Control) -> Iterator[Block]:
+        taken = iter(blocks)
+        for _ in list(self.saved):
+            yield from super().restore([next(taken)], control)
+
+
+def test_devices_take_turns_and_all_is_mapped_while_copies_go_on() -> None:
+    backend = Listed()
+    for tag, size in (("weights", 1), ("weights", 2), ("weights", 3), ("kv_cache", 4)):
+        with backend.region(tag) as region:
+            region.buffer(size)
+    backend.suspend(1)
+    in_turn = [("a", 1), ("b", 3), ("a", 2)]
+    assert backend.steps == [("save", *block) for block in in_turn]
+    backend.steps.clear()
+    backend.resume()
+    beside = [(step, *block) for block in in_turn for step in ("map", "queue")]
+    assert backend.steps == [*beside, ("map", "b", 4), ("fill", "b", 4)]
+
+
+def test_what_a_restore_does_not_ask_for_is_mapped_all_the_same() -> None:
+    backend = filled(StopsAtTheLast())
+    backend.suspend(1)
+    backend.resume()
+    assert backend.mapped_bytes == 3 * SIZE
+    assert sorted(map(bytes, backend.mapped.values())) == [bytes(SIZE), *2 * [b"x" * SIZE]]

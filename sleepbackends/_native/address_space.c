@@ -94,6 +94,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Extent **extents; /* in order of address */
 static size_t n_extents, room;
 static uint64_t last_id;
+static uint64_t changes; /* of the extents there are and of their pieces */
 static Space *spaces; /* the first is for what is allocated outside of any tag */
 static size_t n_spaces, spaces_room;
 
@@ -251,6 +252,7 @@ static Extent *by_id(uint64_t id) {
 static void remove_extent(Extent *e) {
   size_t at = position(e->address);
   memmove(extents + at, extents + at + 1, (--n_extents - at) * sizeof *extents);
+  changes++;
   free(e->pieces);
   free(e);
 }
@@ -280,6 +282,7 @@ static CUresult new_extent(size_t size, int device, Extent **out) {
   memmove(extents + at + 1, extents + at, (n_extents - at) * sizeof *extents);
   extents[at] = e;
   n_extents++;
+  changes++;
   r = create_handle(e);
   if (!r) r = map_extent(e);
   if (r) dismantle(e);
@@ -321,6 +324,7 @@ static CUdeviceptr take(Extent *e, size_t size) {
   e->pieces[i] = (Piece){offset, size};
   e->n_pieces++;
   e->generation++;
+  changes++;
   return e->address + offset;
 }
 
@@ -385,6 +389,7 @@ void sb_free(void *pointer, ptrdiff_t size, int device, void *stream) {
     if (e->address + e->pieces[i].offset == address) {
       memmove(e->pieces + i, e->pieces + i + 1, (--e->n_pieces - i) * sizeof *e->pieces);
       e->generation++;
+      changes++;
       /* Its bytes may be on their way: then the end of the transition deletes it. */
       delete_if_empty(e->id);
       break;
@@ -443,6 +448,14 @@ void sb_end(int space) {
     }
   }
   pthread_mutex_unlock(&lock);
+}
+
+/* A number that is another one whenever `sb_extents` would answer otherwise than before. */
+uint64_t sb_changes(void) {
+  pthread_mutex_lock(&lock);
+  uint64_t n = changes;
+  pthread_mutex_unlock(&lock);
+  return n;
 }
 
 /* Copy out up to `most` extents of a space; returns how many there are. */

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import cycle
@@ -111,7 +111,7 @@ class HostBackend(HostMemoryBackend[HostOptions]):
             chunks += next(self._turns).allot(chunk_bytes)
         return chunks
 
-    def restore(self, blocks: Sequence[Block], control: Control) -> Iterator[Block]:
+    def restore(self, blocks: Iterable[Block], control: Control) -> Iterator[Block]:
         """Read blocks back, chunk by chunk, and yield each that is what was saved.
 
         Raises
@@ -120,7 +120,7 @@ class HostBackend(HostMemoryBackend[HostOptions]):
             After all blocks were read, if some are not.
         """
         lost: list[Block] = []
-        for block, intact in self._each_chunk(_read, blocks, control):
+        for block, intact in self._each_chunk(_read, list(blocks), control):
             if all(intact):
                 yield block
             else:

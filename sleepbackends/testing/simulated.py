@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -156,7 +156,7 @@ class SimulatedBackend(BaseBackend[SimulatedOptions]):
             raise RuntimeError(f"{block.address:#x} is mapped already")
         self.mapped[block.address] = bytearray(b"\xee" * block.size_bytes)
 
-    def restore(self, blocks: Sequence[Block], control: Control) -> Iterator[Block]:
+    def restore(self, blocks: Iterable[Block], control: Control) -> Iterator[Block]:
         """Copy the bytes back."""
         for block in blocks:
             self.mapped[block.address][:] = self.saved[block.address]

@@ -183,6 +183,10 @@ class AddressSpace:
         """Let extents go again, and give back what was freed, or could not be, meanwhile."""
         self._native.sb_end(self._space)
 
+    def changes(self) -> int:
+        """Return a number that is another one whenever extents came, went or changed."""
+        return int(self._native.sb_changes())
+
     def extents(self) -> list[Extent]:
         """List the extents, in order of address."""
         capacity = 256
@@ -268,6 +272,7 @@ def _declare(native: ctypes.CDLL) -> Any:
         "sb_last_error": (number, ()),
         "sb_begin": (None, (number,)),
         "sb_end": (None, (number,)),
+        "sb_changes": (ctypes.c_uint64, ()),
         "sb_extents": (size, (number, pointer, size)),
         "sb_pieces": (ctypes.c_long, (ctypes.c_uint64, pointer, size)),
         "sb_step": (number, (ctypes.c_uint64, number)),

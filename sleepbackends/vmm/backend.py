@@ -8,7 +8,7 @@ brought up to date whenever a transition begins and ends, and whenever somebody 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from sleepbackends.base import BaseBackend, OptionsT
 from sleepbackends.capabilities import IN_PROCESS
@@ -60,6 +60,7 @@ class VmmBackend(BaseBackend[OptionsT]):
         self._verify = verify
         self._saved: dict[int, Saved] = {}
         self._certain = False
+        self._followed = -1
         # Devices on which work of ours may still be under way, and the host memory that it may
         # still use although it was given back.
         self._unsettled: set[int] = set()
@@ -99,6 +100,9 @@ class VmmBackend(BaseBackend[OptionsT]):
                 self._lock.release()
 
     def _refresh(self) -> None:
+        changes = self._space.changes()
+        if changes == self._followed:
+            return
         # One without live bytes could not be deleted yet; it belongs to nobody.
         extents = {e.address: e for e in self._space.extents() if e.live_bytes}
         for block in self.ledger.blocks():
@@ -116,6 +120,7 @@ class VmmBackend(BaseBackend[OptionsT]):
             self.ledger.add(
                 Block(extent.address, extent.live_bytes, extent.tag, device=device, extra=extent)
             )
+        self._followed = changes
 
     @abstractmethod
     def device_name(self, device: int) -> str:
@@ -160,9 +165,10 @@ class VmmBackend(BaseBackend[OptionsT]):
                 saved.checksum = checksum(saved)
             yield block
 
-    def restore(self, blocks: Sequence[Block], control: Control) -> Iterator[Block]:
+    def restore(self, blocks: Iterable[Block], control: Control) -> Iterator[Block]:
         """Copy saved bytes back."""
         if self._verify:
+            blocks = list(blocks)
             check_saved([(block, self._saved[block.address]) for block in blocks])
         for block in self._move(blocks, "up", control):
             if self._verify:
@@ -171,9 +177,9 @@ class VmmBackend(BaseBackend[OptionsT]):
             yield block
 
     def _move(
-        self, blocks: Sequence[Block], direction: Direction, control: Control
+        self, blocks: Iterable[Block], direction: Direction, control: Control
     ) -> Iterator[Block]:
-        pairs = [(block, self._saved[block.address]) for block in blocks]
+        pairs = ((block, self._saved[block.address]) for block in blocks)
         return move(
             *(self._driver, pairs, direction, control, self._all_queued, self._unsettled.add)
         )

@@ -7,7 +7,7 @@ once. Blocks are handed back in the order in which they were queued, as their co
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,13 +64,13 @@ class Saved:
 
 def move(
     driver: Driver,
-    blocks: Sequence[tuple[Block, Saved]],
+    blocks: Iterable[tuple[Block, Saved]],
     direction: Direction,
     control: Control,
     on_queued: Callable[[], None] = lambda: None,
     on_unsettled: Callable[[int], None] = lambda device: None,
 ) -> Iterator[Block]:
-    """Copy blocks and yield each when its copy has landed.
+    """Copy blocks, queued as they come, and yield each when its copy has landed.
 
     However this ends, no copy is under way afterwards, except on devices for which
     ``on_unsettled`` was called: waiting for those failed too. ``on_queued`` is called once
@@ -85,9 +85,9 @@ def move(
     TransitionTimeoutError
         If the deadline has passed.
     """
-    lanes = {saved.device: driver.lane(saved.device, "copy") for _, saved in blocks}
+    lanes: dict[int, Lane] = {}
     try:
-        yield from _move(lanes, blocks, direction, control, on_queued)
+        yield from _move(driver, lanes, blocks, direction, control, on_queued)
     except BaseException as error:
         for device, lane in lanes.items():
             try:
@@ -99,27 +99,27 @@ def move(
 
 
 def _move(
+    driver: Driver,
     lanes: dict[int, Lane],
-    blocks: Sequence[tuple[Block, Saved]],
+    blocks: Iterable[tuple[Block, Saved]],
     direction: Direction,
     control: Control,
     on_queued: Callable[[], None],
 ) -> Iterator[Block]:
     queued = deque[_Group]()
-    open_groups = {device: _Group() for device in lanes}
-    for block, saved in _interleave(blocks):
-        lane = lanes[saved.device]
-        _queue(lane, block, saved, direction)
-        group = open_groups[saved.device]
+    open_groups: dict[int, _Group] = {}
+    for block, saved in blocks:
+        device = saved.device
+        if device not in lanes:
+            lanes[device] = driver.lane(device, "copy")
+        _queue(lanes[device], block, saved, direction)
+        group = open_groups.setdefault(device, _Group())
         group.add(block)
         if group.size_bytes >= GROUP_BYTES[direction]:
-            queued.append(group.closed(lane))
-            open_groups[saved.device] = _Group()
+            queued.append(open_groups.pop(device).closed(lanes[device]))
         while queued and queued[0].has_landed():
             yield from queued.popleft().count(control)
-    for device, group in open_groups.items():
-        if group.blocks:
-            queued.append(group.closed(lanes[device]))
+    queued.extend(group.closed(lanes[device]) for device, group in open_groups.items())
     on_queued()
     for group in queued:
         group.wait()
@@ -161,17 +161,3 @@ class _Group:
         for block in self.blocks:
             control.advance(block.size_bytes)
             yield block
-
-
-def _interleave(
-    blocks: Sequence[tuple[Block, Saved]],
-) -> Iterator[tuple[Block, Saved]]:
-    """Go through the blocks, one of each device in turn, so that every link has work."""
-    by_device: dict[int, deque[tuple[Block, Saved]]] = {}
-    for item in blocks:
-        by_device.setdefault(item[1].device, deque()).append(item)
-    queues = list(by_device.values())
-    while queues:
-        for queue in queues:
-            yield queue.popleft()
-        queues = [queue for queue in queues if queue]

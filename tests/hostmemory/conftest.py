@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class InMemory(HostMemoryBackend[Any]):
             control.advance(block.size_bytes)
             yield block
 
-    def restore(self, blocks: Sequence[Block], control: Control) -> Iterator[Block]:
+    def restore(self, blocks: Iterable[Block], control: Control) -> Iterator[Block]:
         for block in blocks:
             driver.view(block.address, block.size_bytes)[:] = self.saved[block.address]
             control.advance(block.size_bytes)

@@ -106,19 +106,21 @@ def test_copies_cover_every_byte_once_in_order(
     assert len(copies) < len(ranges) + len(pieces), "no more cuts than the two lists have"
 
 
-def test_devices_take_turns_and_groups_are_closed_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_are_queued_as_blocks_come_and_groups_closed_by_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(mover, "GROUP_BYTES", {"down": 200, "up": 200})
     fake: Any = FakeDriver()
-    blocks = [block(address, device=address >= 5000) for address in (1000, 2000, 3000, 5000)]
+    blocks = [block(address, device=address >= 5000) for address in (1000, 5000, 2000, 3000)]
     queued = []
     control = Control()
     control.start("suspend", 400)
     moved = move(fake, blocks, "down", control, lambda: queued.append(len(fake.log)))
-    assert [each.address for each in moved] == [1000, 2000, 3000, 5000]
+    assert [each.address for each in moved] == [1000, 2000, 5000, 3000]
     copies = [entry[1:3] for entry in fake.log if entry[0] == "down"]
     assert copies == [(0, 1000), (1, 5000), (0, 2000), (0, 3000)]
     assert [entry for entry in fake.log if entry[0] == "event"] == [
-        *(("event", 0), ("event", 0), ("event", 1))
+        *(("event", 0), ("event", 1), ("event", 0))
     ]
     assert queued == [7], "everything was queued before anything was waited for"
     assert control.progress.done_bytes == 400
@@ -129,7 +131,7 @@ def test_the_first_error_is_raised_and_every_lane_waited_for() -> None:
     fake.lanes[0].refuse_at = 2000
     fake.lanes[0].wait_fails = True
     unsettled: list[int] = []
-    blocks = [block(1000, 0), block(2000, 0), block(5000, 1)]
+    blocks = [block(1000, 0), block(5000, 1), block(2000, 0)]
     with pytest.raises(MechanismError, match="refused") as caught:
         list(move(fake, blocks, "down", Control(), on_unsettled=unsettled.append))
     assert fake.log[-2:] == [("wait", 0), ("wait", 1)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from sleepbackends import (
@@ -100,7 +100,7 @@ class ZstdBackend(HostMemoryBackend[ZstdOptions]):
                 control.advance(len(chunk))
             yield block
 
-    def restore(self, blocks: Sequence[Block], control: Control) -> Iterator[Block]:
+    def restore(self, blocks: Iterable[Block], control: Control) -> Iterator[Block]:
         """Decompress blocks into place and yield each that is what was saved.
 
         Raises
