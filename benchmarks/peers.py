@@ -20,6 +20,7 @@ PACKAGES = {
     "vllm": Path("vllm", "vllm", "device_allocator"),
     "tms": Path("tms", "torch_memory_saver"),
     "tms_retain": Path("tms", "torch_memory_saver"),
+    "in_turn": Path("tms", "torch_memory_saver"),
 }
 """Where each peer has to be, below the folder of the peers."""
 

@@ -28,7 +28,7 @@ from typing import Any
 import psutil
 
 from benchmarks.peers import missing, version
-from benchmarks.tables import OURS, PEERS, PLAIN_COPY, Row, link_rates, markdown
+from benchmarks.tables import IN_TURN, OURS, PEERS, PLAIN_COPY, Row, link_rates, markdown
 from benchmarks.workload import Spec
 from sleepbackends.host_limits import host_memory
 from sleepbackends.hostmemory import driver as host
@@ -74,6 +74,8 @@ def specs(chosen: argparse.Namespace) -> list[Spec]:
         return found + [Spec(OURS, **common, tensor_mib=size, devices=2) for size in sizes]
     common["kv_gib"] = chosen.kv_gib
     peers = [(peer, "none") for peer in PEERS] + [(OURS, "none"), (OURS, "zero")]
+    in_turn = Spec(IN_TURN, kv_gib=chosen.kv_gib, rounds=chosen.rounds, folder=folder)
+    found += [in_turn] * ({OURS, "tms"} <= set(chosen.only))
     return found + [
         Spec(peer, **common, tensor_mib=size, fill=fill, folder=folder)
         for size in chosen.tensor_mib

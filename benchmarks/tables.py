@@ -13,6 +13,9 @@ OURS = "sleepbackends"
 PLAIN_COPY = "plain_copy"
 PEERS = ("vllm", "tms", "tms_retain")
 
+IN_TURN = "in_turn"
+"""Ours and torch_memory_saver in one process, with a KV cache each and no weights."""
+
 DOWN = ("suspend_first", "suspend_dirty")
 UP = ("resume",)
 CASES = (*DOWN, *UP, "discard_kv", "resume_kv")
@@ -118,10 +121,14 @@ def _workload(rows: Sequence[Row], link: Mapping[str, float]) -> str:
     peers = [peer for peer in PEERS if any(row.peer == peer for row in rows)]
     head = ["", f"{OURS}, s", "share of the link", *(f"{peer}, s (ratio)" for peer in peers)]
     title = f"{first.weights_gib:g} GiB of weights and {first.kv_gib:g} GiB of KV cache"
-    lines = [f"### {title}, tensors of {first.tensor_mib:g} MiB", ""]
+    title += f", tensors of {first.tensor_mib:g} MiB"
+    if not first.weights_gib:
+        title = f"{first.kv_gib:g} GiB of KV cache each, in one process and in turn"
+    lines = [f"### {title}", ""]
     lines += [_line(head), _line(["---"] * len(head))]
+    measured = {row.case for row in rows}
     for fill in ("none", "zero"):
-        for case in CASES:
+        for case in filter(measured.__contains__, CASES):
             ours = median_of(rows, peer=OURS, case=case, fill=fill)
             if fill != "none" and (ours is None or not case.startswith("resume")):
                 continue

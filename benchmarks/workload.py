@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.peers import open_allocator
-from benchmarks.tables import BOTH_DEVICES, OURS, PLAIN_COPY, Emit, Row
+from benchmarks.tables import BOTH_DEVICES, IN_TURN, OURS, PLAIN_COPY, Emit, Row
 from sleepbackends.policies import Policies, Policy, TagPolicy
 
 if TYPE_CHECKING:
@@ -199,9 +199,7 @@ def measure_allocator(spec: Spec, emit: Emit) -> None:
     with allocator.region("weights"):
         weights.allocate(int(spec.weights_gib * 1024 / spec.tensor_mib))
     with allocator.region("kv_cache"):
-        cache = [
-            torch.empty(GIB, dtype=torch.uint8, device="cuda") for _ in range(int(spec.kv_gib))
-        ]
+        cache = _kv_cache(spec)
     weights.fill()
     for number in range(spec.rounds):
         weights.change(number)
@@ -217,6 +215,39 @@ def measure_allocator(spec: Spec, emit: Emit) -> None:
     del cache
     if not allocator.exits_cleanly:
         os._exit(0)
+
+
+def _kv_cache(spec: Spec) -> list[torch.Tensor]:
+    import torch
+
+    return [torch.empty(GIB, dtype=torch.uint8, device="cuda") for _ in range(int(spec.kv_gib))]
+
+
+def measure_in_turn(spec: Spec, emit: Emit) -> None:
+    """Discard and resume a KV cache of ours and one of torch_memory_saver, in turn.
+
+    How long the driver takes depends on the state it is in, which here is the same for both.
+    """
+    import torch
+
+    torch.zeros(1, device="cuda")
+    peers = {peer: open_allocator(peer, Path(spec.folder or "")) for peer in (OURS, "tms")}
+    caches = {}
+    for peer, allocator in peers.items():
+        with allocator.region("kv_cache"):
+            caches[peer] = _kv_cache(spec)
+    busy = torch.ones(GIB, dtype=torch.uint8, device="cuda")
+    for number in range(spec.rounds * KV_TIMES * 2):
+        # Whoever is second finds the driver as the first has left it.
+        for peer in sorted(peers, reverse=bool(number % 2)):
+            for case, call in (
+                ("discard_kv", peers[peer].discard_kv),
+                ("resume_kv", peers[peer].resume_kv),
+            ):
+                for _ in range(100):
+                    busy.add_(1)
+                emit(dataclasses.replace(spec, peer=peer).row(case, number, timed(call)))
+    os._exit(0)  # torch_memory_saver's pool does not survive the interpreter
 
 
 def measure_copies(spec: Spec, emit: Emit) -> None:
@@ -289,6 +320,8 @@ def main(arguments: list[str]) -> None:
         rows.write_text(json.dumps(describe()) + "\n")
     elif spec.peer == PLAIN_COPY:
         measure_copies(spec, emit)
+    elif spec.peer == IN_TURN:
+        measure_in_turn(spec, emit)
     elif spec.peer == OURS and spec.devices == 2:
         measure_two_devices(spec, emit)
     else:

@@ -11,10 +11,19 @@ import pytest
 
 from benchmarks import deadlock, orchestrator_overhead, suspend_resume, workload
 from benchmarks.peers import PACKAGES, missing, open_allocator, version
-from benchmarks.tables import BOTH_DEVICES, CASES, OURS, PEERS, PLAIN_COPY, Row, markdown
+from benchmarks.tables import (
+    BOTH_DEVICES,
+    CASES,
+    IN_TURN,
+    OURS,
+    PEERS,
+    PLAIN_COPY,
+    Row,
+    markdown,
+)
 from benchmarks.workload import Spec
 
-SECONDS = {PLAIN_COPY: 0.3, OURS: 0.32, "vllm": 0.48, "tms": 6.4, "tms_retain": 0.4}
+SECONDS = {PLAIN_COPY: 0.3, OURS: 0.32, IN_TURN: 0.02, "vllm": 0.48, "tms": 6.4, "tms_retain": 0.4}
 MACHINE = {"gpu": "Made-up 9000", "gpu_count": 2}
 
 Answer = tuple[list[dict[str, Any]], str]
@@ -64,15 +73,16 @@ def test_everything_is_measured_in_order_and_kept(
     assert suspend_resume.main(arguments) == 0
     order = [(spec.peer, spec.tensor_mib, spec.fill) for spec in ran]
     of_size = [*((peer, "none") for peer in PEERS), (OURS, "none"), (OURS, "zero")]
-    assert order[:2] == [("describe", 0, "none"), (PLAIN_COPY, 0, "none")]
-    assert order[2:] == [(peer, size, fill) for size in (256, 1) for peer, fill in of_size]
+    alone = [("describe", 0, "none"), (PLAIN_COPY, 0, "none"), (IN_TURN, 0, "none")]
+    assert order[:3] == alone
+    assert order[3:] == [(peer, size, fill) for size in (256, 1) for peer, fill in of_size]
     result = json.loads(out.read_text())
     assert result["machine"]["gpu"] == "Made-up 9000"
     assert result["machine"]["vllm"] == "9.9"
     assert result["machine"]["torch_memory_saver"] == "1.2.3"
     assert result["skipped"] == {}
     assert result["link"] == pytest.approx({"down_gib_s": 16 / 0.3, "up_gib_s": 16 / 0.3})
-    assert len(result["rows"]) == 3 * (2 + 2 * 5 * len(CASES))
+    assert len(result["rows"]) == 3 * (2 + len(CASES) + 2 * 5 * len(CASES))
     assert {"peer", "case", "weights_gib", "kv_gib", "tensor_mib", "round", "seconds"} < set(
         result["rows"][0]
     )
