@@ -23,8 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import missing, open_allocator
-from benchmarks.tables import OURS
+from sleepbackends.bench.peers import missing, open_allocator
+from sleepbackends.bench.rows import OURS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seconds", type=float, default=60.0, help="of each pair")
-    parser.add_argument("--peers", type=Path, help="the folder with the peers' packages")
+    parser.add_argument("--peers", type=Path, help="a folder with vllm/; else it is installed")
     parser.add_argument("--only", nargs="+", choices=(OURS, "vllm"), default=[OURS, "vllm"])
     parser.add_argument("--functions", nargs="+", choices=FUNCTIONS, default=list(FUNCTIONS))
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)

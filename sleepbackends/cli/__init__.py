@@ -1,4 +1,4 @@
-"""The command line: ``sleepbackends backends``, ``doctor`` and ``demo``."""
+"""The command line: ``sleepbackends backends``, ``doctor``, ``demo`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 import sleepbackends
 from sleepbackends.cli.backends import list_backends
+from sleepbackends.cli.bench import run_benchmark
 from sleepbackends.cli.demo import run_demo
 from sleepbackends.cli.doctor import examine_machine
 from sleepbackends.cli.output import report_error
@@ -53,6 +54,7 @@ def _options(
 app.command("backends")(list_backends)
 app.command("doctor")(examine_machine)
 app.command("demo")(run_demo)
+app.command("bench")(run_benchmark)
 
 
 def main() -> None:

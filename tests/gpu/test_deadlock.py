@@ -7,7 +7,7 @@ import os
 import pytest
 
 from benchmarks.deadlock import FUNCTIONS, SEGMENTS, run_all
-from benchmarks.tables import OURS
+from sleepbackends.bench.rows import OURS
 
 SECONDS = float(os.environ.get("SLEEPBACKENDS_TEST_SECONDS", "5"))
 

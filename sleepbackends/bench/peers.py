@@ -1,8 +1,9 @@
 """The allocators that are compared, behind one interface.
 
-The peers are used from a folder in which their packages were unpacked without the rest of
-what they depend on: ``vllm/`` to be put on the path for ``vllm.device_allocator``, ``tms/``
-for ``torch_memory_saver``. One process uses one of them.
+The peers are those installed beside this package, or used from a folder in which their
+packages were unpacked without the rest of what they depend on: ``vllm/`` to be put on the
+path for ``vllm.device_allocator``, ``tms/`` for ``torch_memory_saver``. One process uses one
+of them.
 """
 
 from __future__ import annotations
@@ -10,19 +11,33 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from sleepbackends.bench.rows import IN_TURN, OURS
+from sleepbackends.errors import RequestError
 from sleepbackends.mechanism import Fill
 from sleepbackends.settings import BackendSettings
 
-PACKAGES = {
-    "vllm": Path("vllm", "vllm", "device_allocator"),
-    "tms": Path("tms", "torch_memory_saver"),
-    "tms_retain": Path("tms", "torch_memory_saver"),
-    "in_turn": Path("tms", "torch_memory_saver"),
-}
-"""Where each peer has to be, below the folder of the peers."""
+
+class _Package(NamedTuple):
+    """Where a peer is."""
+
+    name: str
+    """What is imported and installed."""
+    folder: str
+    """What is put on the path, in the folder of the peers."""
+    needed: str
+    """What has to be in that."""
+
+
+_VLLM = _Package("vllm", "vllm", "vllm/device_allocator")
+_TMS = _Package("torch_memory_saver", "tms", "torch_memory_saver")
+
+PACKAGES = {"vllm": _VLLM, "tms": _TMS, "tms_retain": _TMS, IN_TURN: _TMS}
+"""The package of each peer."""
 
 
 class Allocator(ABC):
@@ -94,14 +109,14 @@ class Vllm(Allocator):
 
     Parameters
     ----------
-    folder : Path
-        The folder of the peers.
+    folder : Path, optional
+        The folder of the peers, unless it is installed.
     """
 
     exits_cleanly = False
 
-    def __init__(self, folder: Path) -> None:
-        sys.path.insert(0, str(folder / "vllm"))
+    def __init__(self, folder: Path | None) -> None:
+        _put_on_path(_VLLM, folder)
         from vllm.device_allocator.cumem import (  # type: ignore[import-not-found,unused-ignore]
             CuMemAllocator,
         )
@@ -135,16 +150,16 @@ class TorchMemorySaver(Allocator):
 
     Parameters
     ----------
-    folder : Path
-        The folder of the peers.
+    folder : Path, optional
+        The folder of the peers, unless it is installed.
     retain : bool
         Whether it keeps its host memory between cycles.
     """
 
     exits_cleanly = False
 
-    def __init__(self, folder: Path, retain: bool) -> None:
-        sys.path.insert(0, str(folder / "tms"))
+    def __init__(self, folder: Path | None, retain: bool) -> None:
+        _put_on_path(_TMS, folder)
         from torch_memory_saver import (  # type: ignore[import-not-found,unused-ignore]
             torch_memory_saver,
         )
@@ -178,21 +193,38 @@ class TorchMemorySaver(Allocator):
         return self._saver.resume("kv_cache")
 
 
+def _put_on_path(package: _Package, folder: Path | None) -> None:
+    if folder is not None:
+        sys.path.insert(0, str(folder / package.folder))
+
+
 def missing(peer: str, folder: Path | None) -> str:
-    """Say why a peer cannot be measured, or nothing."""
-    if peer not in PACKAGES:
+    """Say why a peer cannot be measured, or nothing; imports nothing of it.
+
+    Parameters
+    ----------
+    peer : str
+        As in ``Row``, or ``in_turn``.
+    folder : Path, optional
+        The folder of the peers; without it, they have to be installed.
+    """
+    package = PACKAGES.get(peer)
+    if package is None:
         return ""
-    if folder is None:
-        return "no folder of peers was given (--peers)"
-    path = folder / PACKAGES[peer]
-    return "" if path.is_dir() else f"{path} is not there"
+    if folder is not None:
+        path = folder / package.folder / package.needed
+        return "" if path.is_dir() else f"{path} is not there"
+    found = find_spec(package.name)
+    # Any folder of that name would be found as well, but has no origin.
+    return "" if found and found.origin else f"{package.name} is not installed, nor --peers given"
 
 
-def version(peer: str, folder: Path) -> str:
-    """Return the version of an unpacked peer by its metadata, or ``unknown``."""
-    package, name = {"vllm": ("vllm", "vllm"), "tms": ("tms", "torch_memory_saver")}[peer]
-    found = sorted((folder / package).glob(f"{name}-*.dist-info"))
-    return found[-1].name.removesuffix(".dist-info").partition("-")[2] if found else "unknown"
+def version(peer: str, folder: Path | None) -> str:
+    """Return the version of a peer by its metadata, or ``unknown``."""
+    package = PACKAGES[peer]
+    path = sys.path if folder is None else [str(folder / package.folder)]
+    found = metadata.distributions(name=package.name, path=path)
+    return next((distribution.version for distribution in found), "unknown")
 
 
 def open_allocator(peer: str, folder: Path | None, fill: str = "none") -> Allocator:
@@ -200,16 +232,20 @@ def open_allocator(peer: str, folder: Path | None, fill: str = "none") -> Alloca
 
     Raises
     ------
-    ValueError
-        If there is no such peer, or its package is not in the folder.
+    RequestError
+        If there is no such peer, or it cannot be found.
     """
     why = missing(peer, folder)
     if why:
-        raise ValueError(f"{peer} cannot be measured: {why}")
-    if peer == "sleepbackends":
+        raise RequestError(
+            f"{peer} cannot be measured: {why}", hint="install it, or name the folder of peers"
+        )
+    if peer == OURS:
         return Ours(fill)
     if peer == "vllm":
-        return Vllm(folder or Path())
+        return Vllm(folder)
     if peer in ("tms", "tms_retain"):
-        return TorchMemorySaver(folder or Path(), retain=peer == "tms_retain")
-    raise ValueError(f"{peer!r} is no peer; known: sleepbackends, {', '.join(PACKAGES)}")
+        return TorchMemorySaver(folder, retain=peer == "tms_retain")
+    raise RequestError(
+        f"{peer!r} is no peer", hint=f"known: {', '.join((OURS, 'vllm', 'tms', 'tms_retain'))}"
+    )

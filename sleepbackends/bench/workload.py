@@ -1,7 +1,7 @@
-"""One measurement in a process of its own: ``python -m benchmarks.workload SPEC ROWS``.
+"""One measurement in a process of its own.
 
-SPEC is a ``Spec`` as JSON; rows are appended to the file ROWS, one JSON object a line, each
-as soon as it is known.
+The module is run with a ``Spec`` as JSON and the name of a file, to which rows are appended,
+one JSON object a line, each as soon as it is known.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from benchmarks.peers import open_allocator
-from benchmarks.tables import BOTH_DEVICES, IN_TURN, OURS, PLAIN_COPY, Emit, Row
+from sleepbackends.bench.machine import describe
+from sleepbackends.bench.peers import Allocator, open_allocator
+from sleepbackends.bench.request import DESCRIBE, Spec
+from sleepbackends.bench.rows import BOTH_DEVICES, IN_TURN, OURS, PLAIN_COPY, Emit, Row
+from sleepbackends.bench.weights import Weights
 from sleepbackends.policies import Policies, Policy, TagPolicy
 
 if TYPE_CHECKING:
@@ -34,85 +35,8 @@ KV_TIMES = 5
 """How often the KV cache goes and comes in a round: the driver takes once or twice the time
 to give the same memory back, so that one figure says little."""
 
-
-@dataclass(frozen=True)
-class Spec:
-    """What one process measures.
-
-    Parameters
-    ----------
-    peer : str
-        As in ``Row``, or ``describe``: print what the machine is, as JSON.
-    weights_gib, kv_gib : float
-        How much memory of either kind, on each device.
-    tensor_mib : float
-        The size of the weight tensors.
-    rounds : int
-        How often everything is done.
-    fill : str
-        What discarded memory is filled with when it comes back.
-    devices : int
-        1, or 2 to compare one device with both at once.
-    folder : str, optional
-        The folder of the peers.
-    """
-
-    peer: str
-    weights_gib: float = 0.0
-    kv_gib: float = 0.0
-    tensor_mib: float = 0.0
-    rounds: int = 1
-    fill: str = "none"
-    devices: int = 1
-    folder: str | None = None
-
-    def to_json(self) -> str:
-        """Return it as JSON."""
-        return json.dumps(dataclasses.asdict(self))
-
-    def row(self, case: str, round_: int, seconds: float, devices: str = "0") -> Row:
-        """Make a row of one measurement."""
-        return Row(
-            self.peer,
-            case,
-            self.weights_gib,
-            self.kv_gib,
-            self.tensor_mib,
-            round_,
-            seconds,
-            self.fill,
-            devices,
-        )
-
-
-def describe() -> dict[str, Any]:
-    """Tell what the machine is, or under ``problem`` why nothing can be measured."""
-    from sleepbackends.cumem.backend import CumemBackend
-
-    found = CumemBackend.probe()
-    if not found.ok:
-        return {"problem": f"{found.reason} ({found.hint})"}
-    import torch
-
-    if not torch.cuda.is_available():
-        return {"problem": "torch sees no CUDA device"}
-    properties = torch.cuda.get_device_properties(0)
-    return {
-        "gpu": properties.name,
-        "gpu_gib": round(properties.total_memory / GIB, 1),
-        "gpu_count": torch.cuda.device_count(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda or "",
-        "cuda_bindings": _version("cuda-bindings"),
-        "sleepbackends": _version("sleepbackends"),
-    }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"
+Clock = Callable[[Callable[[], object]], float]
+"""Makes a call and returns how many seconds it took."""
 
 
 def timed(call: Callable[[], object], devices: int = 1) -> float:
@@ -130,71 +54,12 @@ def timed(call: Callable[[], object], devices: int = 1) -> float:
     return time.perf_counter() - started
 
 
-class Weights:
-    """Tensors whose every byte can be changed, and checked afterwards.
-
-    Parameters
-    ----------
-    size_bytes : int
-        The size of each tensor.
-    device : int
-        Ordinal of their device.
-    """
-
-    def __init__(self, size_bytes: int, device: int = 0) -> None:
-        import torch
-
-        where = torch.device("cuda", device)
-        # Bytes depend on their place, so that bytes in the wrong place are seen.
-        pattern = torch.arange(size_bytes // 4, dtype=torch.int32, device=where)
-        self._pattern = pattern.mul_(-1640531527)
-        self._mask = 0
-        self.tensors: list[torch.Tensor] = []
-
-    def allocate(self, count: int) -> None:
-        """Allocate so many tensors; to be called in a region."""
-        import torch
-
-        self.tensors = [torch.empty_like(self._pattern) for _ in range(count)]
-
-    def fill(self) -> None:
-        """Write the first contents."""
-        import torch
-
-        for index, tensor in enumerate(self.tensors):
-            torch.bitwise_xor(self._pattern, self._key(index), out=tensor)
-
-    def change(self, round_: int) -> None:
-        """Change every byte."""
-        mask = 0x01010101 * (round_ % 126 + 1)
-        for tensor in self.tensors:
-            tensor.bitwise_xor_(mask)
-        self._mask ^= mask
-
-    def check(self) -> None:
-        """Compare every byte with what was written.
-
-        Raises
-        ------
-        SystemExit
-            If one differs.
-        """
-        import torch
-
-        for index, tensor in enumerate(self.tensors):
-            if not torch.equal(tensor, self._pattern ^ self._key(index)):
-                raise SystemExit(f"weight tensor {index} is not what it was")
-
-    def _key(self, index: int) -> int:
-        return (index * 0x9E3779B1 & 0x7FFFFFFF) ^ self._mask
-
-
 def measure_allocator(spec: Spec, emit: Emit) -> None:
-    """Run the workload on one allocator; every byte of the weights changes each round."""
+    """Run the workload on one allocator, with all its memory on the first device."""
     import torch
 
     torch.zeros(1, device="cuda")
-    allocator = open_allocator(spec.peer, Path(spec.folder) if spec.folder else None, spec.fill)
+    allocator = open_allocator(spec.peer, _folder(spec), spec.fill)
     weights = Weights(int(spec.tensor_mib * MIB))
     with allocator.region("weights"):
         weights.allocate(int(spec.weights_gib * 1024 / spec.tensor_mib))
@@ -202,19 +67,49 @@ def measure_allocator(spec: Spec, emit: Emit) -> None:
         cache = _kv_cache(spec)
     weights.fill()
     for number in range(spec.rounds):
-        weights.change(number)
-        case = "suspend_dirty" if number else "suspend_first"
-        emit(spec.row(case, number, timed(allocator.suspend)))
-        emit(spec.row("resume", number, timed(allocator.resume)))
-        weights.check()
-        for _ in range(KV_TIMES):
-            emit(spec.row("discard_kv", number, timed(allocator.discard_kv)))
-            weights.check()
-            emit(spec.row("resume_kv", number, timed(allocator.resume_kv)))
-            weights.check()
+        measure_round(spec, number, allocator, weights, emit)
     del cache
     if not allocator.exits_cleanly:
         os._exit(0)
+
+
+def measure_round(
+    spec: Spec,
+    number: int,
+    allocator: Allocator,
+    weights: Weights,
+    emit: Emit,
+    clock: Clock = timed,
+) -> None:
+    """Measure every case once, and the KV cache alone a few times.
+
+    Raises
+    ------
+    ContentsLostError
+        If the weights are not what they were.
+    """
+    weights.change(number)
+    case = "suspend_dirty" if number else "suspend_first"
+    emit(spec.row(case, number, clock(allocator.suspend)))
+    emit(spec.row("resume", number, clock(allocator.resume)))
+    weights.check()
+    if spec.peer == OURS:
+        emit(spec.row("suspend_clean", number, clock(allocator.suspend)))
+        allocator.resume()
+        weights.check()
+        weights.change_some(number)
+        emit(spec.row("suspend_1pct", number, clock(allocator.suspend)))
+        allocator.resume()
+        weights.check()
+    for _ in range(KV_TIMES):
+        emit(spec.row("discard_kv", number, clock(allocator.discard_kv)))
+        weights.check()
+        emit(spec.row("resume_kv", number, clock(allocator.resume_kv)))
+        weights.check()
+
+
+def _folder(spec: Spec) -> Path | None:
+    return Path(spec.folder) if spec.folder else None
 
 
 def _kv_cache(spec: Spec) -> list[torch.Tensor]:
@@ -231,7 +126,7 @@ def measure_in_turn(spec: Spec, emit: Emit) -> None:
     import torch
 
     torch.zeros(1, device="cuda")
-    peers = {peer: open_allocator(peer, Path(spec.folder or "")) for peer in (OURS, "tms")}
+    peers = {peer: open_allocator(peer, _folder(spec)) for peer in (OURS, "tms")}
     caches = {}
     for peer, allocator in peers.items():
         with allocator.region("kv_cache"):
@@ -282,7 +177,7 @@ def measure_two_devices(spec: Spec, emit: Emit) -> None:
     from sleepbackends.cumem.backend import CumemBackend
 
     backend = CumemBackend()
-    weights = [Weights(int(spec.tensor_mib * MIB), device) for device in range(2)]
+    weights = [Weights(int(spec.tensor_mib * MIB), f"cuda:{device}") for device in range(2)]
     for device, each in enumerate(weights):
         with backend.region(f"weights{device}", device):
             each.allocate(int(spec.weights_gib * 1024 / spec.tensor_mib))
@@ -316,7 +211,7 @@ def main(arguments: list[str]) -> None:
         with rows.open("a") as file:
             file.write(json.dumps(row.to_json()) + "\n")
 
-    if spec.peer == "describe":
+    if spec.peer == DESCRIBE:
         rows.write_text(json.dumps(describe()) + "\n")
     elif spec.peer == PLAIN_COPY:
         measure_copies(spec, emit)

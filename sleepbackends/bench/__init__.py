@@ -1,0 +1,1 @@
+"""The benchmark of suspend and resume on a GPU, next to peers and to plain copies."""

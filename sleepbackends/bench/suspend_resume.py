@@ -1,0 +1,199 @@
+"""Compare suspend and resume with the peers' allocators and with plain pinned copies.
+
+In one run on one machine: plain copies, which give the link, and each allocator, each in a
+process of its own, on the same workload: weights that a suspend keeps, a KV cache that it
+drops.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from sleepbackends.bench.machine import machine, touch_host_memory
+from sleepbackends.bench.peers import missing
+from sleepbackends.bench.request import DESCRIBE, Request, Spec
+from sleepbackends.bench.rows import OURS, PLAIN_COPY, Row, link_rates
+from sleepbackends.cumem.backend import CumemBackend
+from sleepbackends.errors import BackendUnavailableError, RequestError
+from sleepbackends.interpreter import python_command
+
+GIB = 1 << 30
+
+POLL_S = 0.1
+"""How often it is seen whether there are new rows."""
+
+
+class Watch(Protocol):
+    """Follows a run; called in order, from one thread."""
+
+    def begin(self, spec: Spec, number: int, count: int) -> None:
+        """Learn that a process begins, which is number so much, counted from 1, of so many."""
+        ...
+
+    def row(self, row: Row) -> None:
+        """Take a row of it."""
+        ...
+
+    def end(self, spec: Spec, problem: str) -> None:
+        """Learn that it has ended, and what went wrong if anything."""
+        ...
+
+
+def measure(request: Request, watch: Watch) -> dict[str, Any]:
+    """Measure everything that was asked for and can be measured.
+
+    Parameters
+    ----------
+    request : Request
+        What to measure.
+    watch : Watch
+        Who follows.
+
+    Returns
+    -------
+    result : dict
+        ``machine``, what the figures were measured with; ``link`` in GiB/s; ``skipped``, what
+        was not measured to the end and why; ``rows``. It can be written as JSON.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If there is no GPU, or it cannot be used.
+    RequestError
+        If the machine is too small for what was asked.
+    """
+    described = _describe(request)
+    touch_host_memory(int((2 * max(request.weights_gib) * request.devices + 8) * GIB))
+    rows: list[Row] = []
+    skipped: dict[str, str] = {}
+    specs = []
+    for spec in request.specs():
+        if why := missing(spec.peer, request.peers):
+            skipped[spec.peer] = why
+        else:
+            specs.append(spec)
+
+    def take(values: dict[str, Any]) -> None:
+        rows.append(Row(**values))
+        watch.row(rows[-1])
+
+    for number, spec in enumerate(specs, 1):
+        watch.begin(spec, number, len(specs))
+        problem = run(spec, request.timeout_s, take)
+        if problem:
+            skipped[spec.title] = problem
+        watch.end(spec, problem)
+    return {
+        "machine": machine(described, request),
+        "link": link_rates(rows),
+        "skipped": skipped,
+        "rows": [row.to_json() for row in rows],
+    }
+
+
+def has_failed(result: Mapping[str, Any]) -> bool:
+    """Tell whether ours or a plain copy was not measured to the end."""
+    return any(name.startswith((OURS, PLAIN_COPY)) for name in result["skipped"])
+
+
+def _describe(request: Request) -> dict[str, Any]:
+    found = CumemBackend.probe()
+    if not found.ok:
+        raise BackendUnavailableError(
+            f"nothing can be measured here: {found.reason}", hint=found.hint
+        )
+    answers: list[dict[str, Any]] = []
+    problem = run(Spec(DESCRIBE), request.timeout_s, answers.append)
+    described = answers[0] if answers else {}
+    problem = problem or described.get("problem", "")
+    if problem:
+        raise BackendUnavailableError(
+            f"nothing can be measured here: {problem}",
+            hint=described.get("hint", "sleepbackends doctor says what this machine has"),
+        )
+    if described["gpu_count"] < request.devices:
+        raise RequestError(
+            f"{request.devices} devices cannot be measured: there is one CUDA device",
+            hint="CUDA_VISIBLE_DEVICES says which are seen",
+        )
+    if described["gpu_gib"] < request.device_gib:
+        raise RequestError(
+            f"{request.device_gib:g} GiB do not fit: {described['gpu']} has "
+            f"{described['gpu_gib']:g} GiB",
+            hint="ask for less with --weights-gib and --kv-gib",
+        )
+    return described
+
+
+def run(spec: Spec, timeout_s: float, take: Callable[[dict[str, Any]], None]) -> str:
+    """Measure in a process of its own, which has ended when this returns or raises.
+
+    Parameters
+    ----------
+    spec : Spec
+        What to measure.
+    timeout_s : float
+        How long the process may take.
+    take : callable
+        Is given each row as soon as it is known.
+
+    Returns
+    -------
+    problem : str
+        What went wrong, or nothing.
+    """
+    with tempfile.TemporaryDirectory(prefix="sleepbackends-bench-") as scratch:
+        path, errors = Path(scratch) / "rows", Path(scratch) / "errors"
+        path.touch()
+        with path.open() as file, errors.open("wb") as error_file:
+            rows = _Rows(file, take)
+            process = subprocess.Popen(  # noqa: S603 - runs a module beside this one
+                python_command("sleepbackends.bench.workload", spec.to_json(), str(path)),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=error_file,
+            )
+            try:
+                in_time = _wait(process, time.monotonic() + timeout_s, rows.read)
+            finally:
+                process.kill()
+                process.wait()
+            rows.read()
+        if not in_time:
+            return f"not done after {timeout_s:g} s"
+        if process.returncode:
+            lines = errors.read_text(errors="replace").strip().splitlines() or ["no message"]
+            return f"exit code {process.returncode}: {lines[-1]}"
+    return ""
+
+
+def _wait(process: subprocess.Popen[bytes], deadline: float, meanwhile: Callable[[], None]) -> bool:
+    while time.monotonic() < deadline:
+        try:
+            process.wait(POLL_S)
+        except subprocess.TimeoutExpired:
+            meanwhile()
+        else:
+            return True
+    return False
+
+
+class _Rows:
+    """Reads a file that grows, by whole lines."""
+
+    def __init__(self, file: io.TextIOBase, take: Callable[[dict[str, Any]], None]) -> None:
+        self._file = file
+        self._take = take
+        self._rest = ""
+
+    def read(self) -> None:
+        *lines, self._rest = (self._rest + self._file.read()).split("\n")
+        for line in lines:
+            self._take(json.loads(line))
