@@ -49,6 +49,7 @@ static struct {
   CUresult (*ctx_sync)(void);
   CUresult (*primary_retain)(CUcontext *, int);
   CUresult (*attribute)(int *, int, int);
+  CUresult (*memory_info)(size_t *, size_t *);
   CUresult (*granularity)(size_t *, const AllocationProp *, int);
   CUresult (*reserve)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
   CUresult (*release_range)(CUdeviceptr, size_t);
@@ -76,6 +77,7 @@ typedef struct {
 
 typedef struct {
   size_t share_below; /* smaller requests share extents */
+  size_t keep_free;   /* what allocations leave of a device to others */
   uint64_t begun;     /* transitions so far */
   int busy;           /* one is going on and may hold extents back */
 } Space;
@@ -142,6 +144,7 @@ int sb_init(const char *libcuda) {
         {&cu.ctx_sync, "cuCtxSynchronize"},
         {&cu.primary_retain, "cuDevicePrimaryCtxRetain"},
         {&cu.attribute, "cuDeviceGetAttribute"},
+        {&cu.memory_info, "cuMemGetInfo_v2"},
         {&cu.granularity, "cuMemGetAllocationGranularity"},
         {&cu.reserve, "cuMemAddressReserve"},
         {&cu.release_range, "cuMemAddressFree"},
@@ -262,17 +265,27 @@ static void dismantle(Extent *e) {
   if (!unmap_extent(e) && !release_handle(e) && !cu.release_range(e->address, e->size)) remove_extent(e);
 }
 
+/* Whether the current device can give so much and keep free what the space leaves to others. */
+static CUresult check_left_free(size_t size) {
+  size_t keep = spaces[current_space].keep_free, available = 0, total = 0;
+  CUresult r = keep ? cu.memory_info(&available, &total) : 0;
+  if (r || !keep) return r;
+  return available < keep || available - keep < size ? 2 /* CUDA_ERROR_OUT_OF_MEMORY */ : 0;
+}
+
 static CUresult new_extent(size_t size, int device, Extent **out) {
   Extent **moved = grown(extents, sizeof *extents, n_extents, &room), *e;
   if (!moved) return ERR_NO_HOST_MEMORY;
   extents = moved;
+  CUresult r = check_left_free(size);
+  if (r) return r;
   if (!(e = calloc(1, sizeof *e))) return ERR_NO_HOST_MEMORY;
   e->size = size;
   e->device = device;
   e->space = current_space;
   e->tag = current_tag;
   e->born = spaces[current_space].begun;
-  CUresult r = cu.reserve(&e->address, size, 0, 0, 0);
+  r = cu.reserve(&e->address, size, 0, 0, 0);
   if (r) {
     free(e);
     return r;
@@ -405,6 +418,14 @@ int sb_new_space(size_t share_below) {
   int space = add_space(share_below) ? (int)n_spaces - 1 : ERR_NO_HOST_MEMORY;
   pthread_mutex_unlock(&lock);
   return space;
+}
+
+/* Have allocations in a space fail where they would leave less of a device free; 0 asks for nothing.
+ * Waking up takes what it needs. */
+void sb_keep_free(int space, size_t size) {
+  pthread_mutex_lock(&lock);
+  spaces[space].keep_free = size;
+  pthread_mutex_unlock(&lock);
 }
 
 /* The space and tag of what this thread allocates from now on; 0, 0 for none of ours. */

@@ -35,6 +35,7 @@ class TorchPools:
         self._space = space
         self._allocator: Any = None
         self._open = threading.local()
+        self._shared: dict[tuple[tuple[int, int], str, int], Any] = {}
         self._expandable = _ExpandableSegments()
         self.scopes = Scopes()
 
@@ -54,10 +55,10 @@ class TorchPools:
             _warm_up(torch)
             try:
                 with (
-                    self._pool(torch, device) as pool_id,
+                    self._pool(torch, device) as pool,
                     self._expandable.off(torch),
                     self._space.allocating(tag),
-                    self._routing(torch, device, pool_id),
+                    self._routing(torch, device, pool.id),
                 ):
                     yield
             finally:
@@ -65,8 +66,40 @@ class TorchPools:
                 torch.cuda.empty_cache()
 
     @contextmanager
-    def capturing(self, tag: str, device: int) -> Iterator[tuple[int, int]]:
+    def outside(self) -> Iterator[None]:
+        """Let what this thread allocates be torch's own, whatever scopes are open in it.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            If torch is missing or was built without CUDA.
+        """
+        torch = import_torch()
+        stack = self._stack()
+        # The innermost of each device is the one that is not suspended.
+        routed = dict(stack)
+        for device, pool_id in routed.items():
+            torch._C._cuda_endAllocateToPool(device, pool_id)
+        self._open.stack = []
+        try:
+            yield
+        finally:
+            try:
+                # Before the scopes go on: torch gives nothing back while one is open.
+                torch.cuda.empty_cache()
+            finally:
+                self._open.stack = stack
+                for device, pool_id in routed.items():
+                    _route_again(torch, device, pool_id)
+
+    @contextmanager
+    def capturing(
+        self, tag: str, device: int, shared_as: tuple[int, int] | None = None
+    ) -> Iterator[tuple[int, int]]:
         """Give a pool for the capture of graphs whose memory carries the tag.
+
+        Captures for the same ``shared_as`` get the same pool while a graph of an earlier one
+        lives.
 
         On another stream than torch's own for captures, run what is captured once before,
         as torch asks for anyway: what libraries keep of a capture would carry the tag.
@@ -86,21 +119,41 @@ class TorchPools:
                 _warm_up(torch)
             torch.cuda.synchronize()
             with (
-                self._pool(torch, device) as pool_id,
+                self._capture_pool(torch, tag, device, shared_as) as pool,
                 self._expandable.off(torch),
                 self._space.allocating(tag),
             ):
-                yield pool_id
+                yield pool.id
 
     @contextmanager
-    def _pool(self, torch: Any, device: int) -> Iterator[tuple[int, int]]:
+    def _capture_pool(
+        self, torch: Any, tag: str, device: int, shared_as: tuple[int, int] | None
+    ) -> Iterator[Any]:
+        pool = self._shared.get((shared_as, tag, device)) if shared_as is not None else None
+        if pool is None or not pool.use_count():
+            # Torch forgets the allocator of a pool that nobody uses.
+            with self._pool(torch, device) as pool:
+                for name in {shared_as or pool.id, pool.id}:
+                    self._shared[name, tag, device] = pool
+                yield pool
+            return
+        # Held until the graph that is being captured holds it.
+        torch._C._cuda_beginAllocateCurrentThreadToPool(device, pool.id)
+        torch._C._cuda_endAllocateToPool(device, pool.id)
+        try:
+            yield pool
+        finally:
+            torch._C._cuda_releasePool(device, pool.id)
+
+    @contextmanager
+    def _pool(self, torch: Any, device: int) -> Iterator[Any]:
         pool = torch.cuda.MemPool(self._torch_allocator(torch))
         # Its destructor ends the process while any scope or capture is open on the device,
         # in whatever thread (torch 2.11), so it never runs: a few bytes for each scope. What
         # it would have released is released here.
         _keep_for_ever(pool)
         try:
-            yield pool.id
+            yield pool
         finally:
             torch._C._cuda_releasePool(device, pool.id)
 
@@ -108,7 +161,7 @@ class TorchPools:
     def _routing(self, torch: Any, device: int, pool_id: tuple[int, int]) -> Iterator[None]:
         # torch asks the scopes of a thread in the order in which they were opened, so an
         # outer one on the same device is suspended while an inner one is open.
-        stack: list[tuple[int, tuple[int, int]]] = self._open.__dict__.setdefault("stack", [])
+        stack = self._stack()
         outer = next((each for each in reversed(stack) if each[0] == device), None)
         if outer is not None:
             torch._C._cuda_endAllocateToPool(*outer)
@@ -121,8 +174,11 @@ class TorchPools:
             torch._C._cuda_endAllocateToPool(device, pool_id)
             torch._C._cuda_releasePool(device, pool_id)
             if outer is not None:
-                torch._C._cuda_beginAllocateCurrentThreadToPool(*outer)
-                torch._C._cuda_releasePool(*outer)
+                _route_again(torch, *outer)
+
+    def _stack(self) -> list[tuple[int, tuple[int, int]]]:
+        stack: list[tuple[int, tuple[int, int]]] = self._open.__dict__.setdefault("stack", [])
+        return stack
 
     def _torch_allocator(self, torch: Any) -> Any:
         if self._allocator is None:
@@ -132,6 +188,12 @@ class TorchPools:
             # torch keeps a plain pointer to it for as long as any segment lives.
             _keep_for_ever(self._allocator)
         return self._allocator
+
+
+def _route_again(torch: Any, device: int, pool_id: tuple[int, int]) -> None:
+    torch._C._cuda_beginAllocateCurrentThreadToPool(device, pool_id)
+    # Beginning once more also held it once more.
+    torch._C._cuda_releasePool(device, pool_id)
 
 
 def _keep_for_ever(thing: object) -> None:

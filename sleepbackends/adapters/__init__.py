@@ -1,0 +1,1 @@
+"""Interfaces that engines speak already, on top of the backends here."""
