@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from sleepbackends.bench.rows import IN_TURN, OURS, PEERS, PLAIN_COPY, Row
+from sleepbackends.bench.rows import IN_TURN, OURS, PEERS, PLAIN_COPY, STAGED, Row
 from sleepbackends.errors import RequestError
 
 DESCRIBE = "describe"
@@ -21,7 +21,7 @@ class Spec:
     Parameters
     ----------
     peer : str
-        As in ``Row``, or ``in_turn``, or ``describe``.
+        As in ``Row``, or ``in_turn``, ``staged`` or ``describe``.
     weights_gib, kv_gib : float
         How much memory of either kind, on each device.
     tensor_mib : float
@@ -155,7 +155,9 @@ class Request:
         found: list[Spec] = []
         if self.devices == 1 and {OURS, "tms"} <= set(self.only):
             found.append(Spec(IN_TURN, kv_gib=self.kv_gib, rounds=self.rounds, folder=folder))
-        variants = [(peer, "none") for peer in PEERS] + [(OURS, "none"), (OURS, "zero")]
+        variants = [(peer, "none") for peer in PEERS]
+        variants += [(OURS, "none"), (OURS, "zero"), (STAGED, "none")]
+        only = {*self.only, STAGED} if OURS in self.only else {*self.only}
         for weights_gib in dict.fromkeys(self.weights_gib):
             base = Spec(PLAIN_COPY, weights_gib, rounds=self.rounds, devices=self.devices)
             found.append(base)
@@ -168,7 +170,7 @@ class Request:
                 dataclasses.replace(base, peer=peer, tensor_mib=size, fill=fill)
                 for size in dict.fromkeys(self.tensor_mib)
                 for peer, fill in variants
-                if peer in self.only
+                if peer in only
             ]
         return found
 

@@ -16,7 +16,16 @@ PEERS = ("vllm", "tms", "tms_retain")
 IN_TURN = "in_turn"
 """Ours and torch_memory_saver in one process, with a KV cache each and no weights."""
 
-DOWN = ("suspend_first", "suspend_dirty", "suspend_1pct", "suspend_clean")
+STAGED = "staged"
+"""Ours, with the weights staged before each suspend."""
+
+DOWN = (
+    "suspend_first",
+    "suspend_first_staged",
+    "suspend_dirty",
+    "suspend_1pct",
+    "suspend_clean",
+)
 UP = ("resume",)
 CASES = (*DOWN, *UP, "discard_kv", "resume_kv")
 
@@ -25,6 +34,7 @@ WHOLE = ("suspend_first", "suspend_dirty", "resume")
 
 MEANINGS = {
     "suspend_first": "the weights are saved for the first time: host memory has to be taken too",
+    "suspend_first_staged": "every byte was changed and staged since: the first time, and later",
     "suspend_dirty": "every byte of the weights was changed since the last resume",
     "suspend_1pct": "one chunk of 32 MiB in every 100 was changed since the last resume",
     "suspend_clean": "nothing was changed since the last resume",

@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING
 from sleepbackends.bench.machine import describe
 from sleepbackends.bench.peers import Allocator, open_allocator
 from sleepbackends.bench.request import DESCRIBE, Spec
-from sleepbackends.bench.rows import BOTH_DEVICES, IN_TURN, OURS, PLAIN_COPY, Emit, Row
+from sleepbackends.bench.rows import (
+    BOTH_DEVICES,
+    IN_TURN,
+    OURS,
+    PLAIN_COPY,
+    STAGED,
+    Emit,
+    Row,
+)
 from sleepbackends.bench.weights import Weights
 from sleepbackends.policies import Policies, Policy, TagPolicy
 
@@ -106,6 +114,29 @@ def measure_round(
         weights.check()
         emit(spec.row("resume_kv", number, clock(allocator.resume_kv)))
         weights.check()
+
+
+def measure_staged(spec: Spec, emit: Emit) -> None:
+    """Measure suspends after everything was changed and staged, the first one included."""
+    import torch
+
+    from sleepbackends import Orchestrator, SleepConfig
+    from sleepbackends.cumem.backend import CumemBackend
+
+    spec = dataclasses.replace(spec, peer=OURS)
+    torch.zeros(1, device="cuda")
+    backend = CumemBackend()
+    weights = Weights(int(spec.tensor_mib * MIB))
+    with backend.region("weights"):
+        weights.allocate(int(spec.weights_gib * 1024 / spec.tensor_mib))
+    weights.fill()
+    with Orchestrator(backend, config=SleepConfig(stage_limit_gib_s=1000.0)) as orchestrator:
+        for number in range(spec.rounds):
+            weights.change(number)
+            orchestrator.stage(background=False).wait()
+            emit(spec.row("suspend_first_staged", number, timed(orchestrator.sleep)))
+            orchestrator.wake_up()
+            weights.check()
 
 
 def _folder(spec: Spec) -> Path | None:
@@ -217,6 +248,8 @@ def main(arguments: list[str]) -> None:
         measure_copies(spec, emit)
     elif spec.peer == IN_TURN:
         measure_in_turn(spec, emit)
+    elif spec.peer == STAGED:
+        measure_staged(spec, emit)
     elif spec.peer == OURS and spec.devices == 2:
         measure_two_devices(spec, emit)
     else:

@@ -11,7 +11,15 @@ from sleepbackends.availability import Availability
 from sleepbackends.bench import suspend_resume
 from sleepbackends.bench.peers import PACKAGES
 from sleepbackends.bench.request import DESCRIBE, Spec
-from sleepbackends.bench.rows import BOTH_DEVICES, CASES, IN_TURN, OURS, PLAIN_COPY, Row
+from sleepbackends.bench.rows import (
+    BOTH_DEVICES,
+    CASES,
+    IN_TURN,
+    OURS,
+    PLAIN_COPY,
+    STAGED,
+    Row,
+)
 from sleepbackends.cumem.backend import CumemBackend
 
 SECONDS = {PLAIN_COPY: 0.3, OURS: 0.32, IN_TURN: 0.02, "vllm": 0.48, "tms": 6.4, "tms_retain": 0.4}
@@ -26,7 +34,11 @@ def measured(spec: Spec) -> list[Row]:
         return [
             specs[peer].row(case, n, SECONDS[IN_TURN]) for n in range(3) for peer, case in kinds
         ]
-    cases = [case for case in CASES if spec.peer == OURS or not case.endswith(("1pct", "clean"))]
+    if spec.peer == STAGED:
+        spec = dataclasses.replace(spec, peer=OURS)
+        return [spec.row("suspend_first_staged", n, 0.01 * (n + 1)) for n in range(3)]
+    others = ("staged",) if spec.peer == OURS else ("staged", "1pct", "clean")
+    cases = [case for case in CASES if not case.endswith(others)]
     if spec.peer == PLAIN_COPY:
         cases = ["suspend_dirty", "resume"]
     devices = ("0",) if spec.devices == 1 else ("0", "1", BOTH_DEVICES)

@@ -92,7 +92,7 @@ def test_it_shows_the_figures_and_what_they_were_measured_with() -> None:
     assert {"Made-up 9000", "141.0", "no <room> & more", *MEANINGS.values()} <= {*read.texts["td"]}
     assert "Time against bytes, tensors of 256 MiB" in read.texts["h2"]
     assert "Time against bytes, tensors of 1 MiB" in read.texts["h2"]
-    assert len(read.all("polyline")) == 2 * (3 * 5 + 2 * 2)
+    assert len(read.all("polyline")) == 2 * (3 * 5 + 2 * 3)
 
 
 def test_one_amount_of_weights_has_no_lines() -> None:

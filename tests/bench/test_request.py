@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from sleepbackends.bench.request import Request, Spec
-from sleepbackends.bench.rows import IN_TURN, OURS, PEERS, PLAIN_COPY
+from sleepbackends.bench.rows import IN_TURN, OURS, PEERS, PLAIN_COPY, STAGED
 from sleepbackends.errors import RequestError
 
-ALLOCATORS = [*((peer, "none") for peer in PEERS), (OURS, "none"), (OURS, "zero")]
+ALLOCATORS = [*((peer, "none") for peer in (*PEERS, OURS)), (OURS, "zero"), (STAGED, "none")]
 
 
 def test_everything_in_order() -> None:
@@ -30,7 +30,7 @@ def test_only_some() -> None:
     assert [spec.peer for spec in specs] == [PLAIN_COPY, "vllm"]
     assert specs[1].folder is None
     both = Request(tensor_mib=(20,), only=(OURS, "tms")).specs()
-    assert [spec.peer for spec in both] == [IN_TURN, PLAIN_COPY, "tms", OURS, OURS]
+    assert [spec.peer for spec in both] == [IN_TURN, PLAIN_COPY, "tms", OURS, OURS, STAGED]
 
 
 def test_two_devices() -> None:

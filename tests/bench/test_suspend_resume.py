@@ -12,7 +12,7 @@ import pytest
 from sleepbackends.availability import Availability
 from sleepbackends.bench import suspend_resume
 from sleepbackends.bench.request import DESCRIBE, Request, Spec
-from sleepbackends.bench.rows import CASES, IN_TURN, OURS, PEERS, PLAIN_COPY
+from sleepbackends.bench.rows import CASES, IN_TURN, OURS, PEERS, PLAIN_COPY, STAGED
 from sleepbackends.bench.suspend_resume import has_failed, measure, run
 from sleepbackends.cumem.backend import CumemBackend
 from sleepbackends.errors import BackendUnavailableError, RequestError
@@ -30,11 +30,11 @@ def test_everything_is_measured_and_kept(ran: list[Spec], folder: Path) -> None:
     assert result["skipped"] == {}
     assert not has_failed(result)
     assert result["link"] == pytest.approx({"down_gib_s": 16 / 0.3, "up_gib_s": 16 / 0.3})
-    peers = len(CASES) - 2
-    assert len(result["rows"]) == 3 * (4 + 2 + 2 * (3 * peers + 2 * len(CASES)))
+    ours, peers = len(CASES) - 1, len(CASES) - 3
+    assert len(result["rows"]) == 3 * (4 + 2 + 2 * (3 * peers + 2 * ours + 1))
     assert len([what for what, _ in watch.told if what == "row"]) == len(result["rows"])
     begun = [told for told in watch.told if "/" in told[0]]
-    assert begun[:2] == [("1/12", "in_turn"), ("2/12", "plain_copy, 16 GiB")]
+    assert begun[:2] == [("1/14", "in_turn"), ("2/14", "plain_copy, 16 GiB")]
     assert watch.told[0] == begun[0]
     assert watch.told[-1] == ("end", "")
 
@@ -43,7 +43,7 @@ def test_absent_peers_are_skipped_and_said_so(ran: list[Spec], folder: Path) -> 
     absent = folder / "vllm" / "vllm" / "device_allocator"
     absent.rmdir()
     result = measure(Request(tensor_mib=(20,), peers=folder), Silent())
-    assert {spec.peer for spec in ran} == {IN_TURN, PLAIN_COPY, OURS, "tms", "tms_retain"}
+    assert {spec.peer for spec in ran} == {IN_TURN, PLAIN_COPY, OURS, STAGED, "tms", "tms_retain"}
     assert result["skipped"] == {"vllm": f"{absent} is not there"}
     assert "vllm" not in result["machine"]
     assert not has_failed(result)
@@ -54,7 +54,7 @@ def test_without_a_folder_the_peers_have_to_be_installed(
 ) -> None:
     monkeypatch.setattr("sleepbackends.bench.peers.find_spec", lambda name: None)
     result = measure(Request(tensor_mib=(20,)), Silent())
-    assert {spec.peer for spec in ran} == {PLAIN_COPY, OURS}
+    assert {spec.peer for spec in ran} == {PLAIN_COPY, OURS, STAGED}
     assert set(result["skipped"]) == {*PEERS, IN_TURN}
     assert not has_failed(result)
 
