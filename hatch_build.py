@@ -1,6 +1,6 @@
-"""Build the native library with the system C compiler, where there is one.
+"""Build the native libraries with the system C compiler, where there is one.
 
-It is one C file without headers of Python, torch or CUDA. Without a compiler, or where it
+Each is one C file without headers of Python, torch or CUDA. Without a compiler, or where one
 does not build, the package is complete but for the backends that need it; their probes say
 so.
 """
@@ -13,33 +13,58 @@ import shutil
 import subprocess
 import sysconfig
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("sleepbackends/_native/address_space.c")
-LIBRARY = SOURCE.with_name("libsleepbackends_cuda.so")
-FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared", "-pthread"]
+FOLDER = Path("sleepbackends/_native")
+FLAGS = ["-std=c11", "-fPIC", "-shared"]
+
+
+class Native(NamedTuple):
+    """A library, and what it is compiled from with which flags."""
+
+    source: str
+    library: str
+    flags: tuple[str, ...]
+    links: tuple[str, ...] = ()
+
+
+NATIVE = [
+    Native(
+        "address_space.c",
+        "libsleepbackends_cuda.so",
+        ("-D_GNU_SOURCE", "-O2", "-pthread"),
+        ("-ldl",),
+    ),
+    Native("fingerprint.c", "libsleepbackends_host.so", ("-O3",)),
+]
 
 
 class NativeBuildHook(BuildHookInterface):  # type: ignore[misc]
-    """Compiles the C file and marks the wheel as being for this platform."""
+    """Compiles the C files and marks the wheel as being for this platform."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build the library before the files are collected."""
-        root = Path(self.root)
+        """Build the libraries before the files are collected."""
         if self.target_name != "wheel" or platform.system() != "Linux":
             return
         compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
         if compiler is None:
-            self.app.display_warning("no C compiler: built without the native library")
+            self.app.display_warning("no C compiler: built without the native libraries")
             return
-        command = [compiler, *FLAGS, "-o", str(root / LIBRARY), str(root / SOURCE), "-ldl"]
+        for native in NATIVE:
+            if not self._compile(compiler, native):
+                continue
+            build_data["artifacts"].append((FOLDER / native.library).as_posix())
+            build_data["pure_python"] = False
+            tag = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            build_data["tag"] = f"py3-none-{tag}"
+
+    def _compile(self, compiler: str, native: Native) -> bool:
+        folder = Path(self.root) / FOLDER
+        target, source = str(folder / native.library), str(folder / native.source)
+        command = [compiler, *FLAGS, *native.flags, "-o", target, source, *native.links]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            self.app.display_warning(f"built without the native library:\n{done.stderr}")
-            return
-        build_data["artifacts"].append(LIBRARY.as_posix())
-        build_data["pure_python"] = False
-        tag = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        build_data["tag"] = f"py3-none-{tag}"
+            self.app.display_warning(f"built without {native.library}:\n{done.stderr}")
+        return not done.returncode

@@ -1,8 +1,9 @@
-"""The CUDA driver: a thin typed layer over ``cuda.bindings.driver``; nothing else calls it.
+"""The CUDA driver: a thin typed layer over ``cuda.bindings.driver``.
 
-Every call is made with the device's primary context current in the calling thread, and lets
-other Python threads run; bindings older than 12.9.1 (and 13.0.0, 13.0.1) hold the GIL in
-driver calls and are refused.
+Nothing else calls it, but that fingerprints reach what they alone need through ``call``. Every
+call is made with the device's primary context current in the calling thread, and lets other
+Python threads run; bindings older than 12.9.1 (and 13.0.0, 13.0.1) hold the GIL in driver calls
+and are refused.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from sleepbackends.availability import Availability
 from sleepbackends.cumem.errors import error_of
+from sleepbackends.cumem.fingerprint import CudaFingerprints
 from sleepbackends.errors import (
     BackendUnavailableError,
     ClosedError,
@@ -26,6 +28,7 @@ from sleepbackends.errors import (
     SleepBackendsError,
 )
 from sleepbackends.vmm.driver import LaneUse
+from sleepbackends.vmm.fingerprint import Pending, Span
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +36,13 @@ BINDINGS = ((12, 9, 1), (13, 0, 2))
 """The oldest release of each major version of cuda-bindings that lets the GIL go."""
 
 LIBRARY = "libcuda.so.1"
+
+_DOING: dict[LaneUse, str] = {
+    "copy": "copying",
+    "fill": "filling",
+    "hash": "hashing",
+    "stage": "staging",
+}
 
 _NATIVE_CODES = {
     -1: f"{LIBRARY} cannot be loaded",
@@ -82,6 +92,7 @@ class CudaDriver:
         self._cu: Any = driver
         self._contexts: dict[int, Any] = {}
         self._lanes: dict[tuple[int, LaneUse], CudaLane] = {}
+        self.fingerprints = CudaFingerprints(self)
         self._lock = threading.Lock()
         try:
             self.call(driver.cuInit, 0)
@@ -115,6 +126,18 @@ class CudaDriver:
         flag = attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
         return bool(self.call(self._cu.cuDeviceGetAttribute, flag, self._device(device)))
 
+    def architecture(self, device: int) -> int:
+        """Return the compute capability of a device, as 90 for 9.0."""
+        attribute, number = self._cu.CUdevice_attribute, self._device(device)
+        major, minor = (
+            self.call(self._cu.cuDeviceGetAttribute, flag, number)
+            for flag in (
+                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            )
+        )
+        return 10 * int(major) + int(minor)
+
     def _device(self, device: int) -> Any:
         return self.call(self._cu.cuDeviceGet, device)
 
@@ -144,13 +167,18 @@ class CudaDriver:
                 logger.error("the context of this thread was not put back: %s", code.name)
 
     def lane(self, device: int, use: LaneUse) -> CudaLane:
-        """Return the stream of a device that copies or fills for us; always the same."""
+        """Return the stream of a device for one kind of our work; always the same."""
         with self.current(device), self._lock:
             if (device, use) not in self._lanes:
                 flags = self._cu.CUstream_flags.CU_STREAM_NON_BLOCKING
+                # Of the lowest priority, which is the default: an engine's may be higher.
                 stream = self.call(self._cu.cuStreamCreate, flags)
-                self._lanes[device, use] = CudaLane(self, device, stream)
+                self._lanes[device, use] = CudaLane(self, device, stream, _DOING[use])
             return self._lanes[device, use]
+
+    def fingerprint(self, device: int, spans: Sequence[Span]) -> Pending | None:
+        """Queue the fingerprints of memory on a stream of their own; None if that cannot be."""
+        return self.fingerprints.queue(device, spans)
 
     def synchronize(self, device: int) -> None:
         """Wait for everything that anybody queued on the device."""
@@ -235,6 +263,7 @@ class CudaDriver:
 
     def close(self) -> None:
         """End the lanes, which must be idle. Reading, writing and waiting still work."""
+        self.fingerprints.close()
         with self._lock:
             lanes, self._lanes = self._lanes, {}
         for lane in lanes.values():
@@ -244,10 +273,11 @@ class CudaDriver:
 class CudaLane:
     """One stream of one device, and nobody else's."""
 
-    def __init__(self, driver: CudaDriver, device: int, stream: Any) -> None:
+    def __init__(self, driver: CudaDriver, device: int, stream: Any, doing: str) -> None:
         self._driver = driver
         self._device = device
         self._stream = stream
+        self._doing = doing
         self._cu = driver._cu
 
     def _queue(self, function: Any, *args: Any) -> None:
@@ -272,15 +302,25 @@ class CudaLane:
         """Queue setting every byte."""
         self._queue(self._cu.cuMemsetD8Async, address, byte, size_bytes)
 
+    def launch(
+        self, function: Any, blocks: int, threads: int, arguments: Sequence[tuple[Any, Any]]
+    ) -> None:
+        """Queue a kernel: how many blocks of how many threads; the ctypes and values it takes."""
+        types, values = zip(*arguments, strict=True)
+        self._check_open()
+        with self._driver.current(self._device):
+            launch = self._cu.cuLaunchKernel
+            shape = (blocks, 1, 1, threads, 1, 1)
+            self._driver.call(launch, function, *shape, 0, self._stream, (values, types), 0)
+
     def event(self) -> CudaEvent:
         """Mark this point of the stream."""
         self._check_open()
         timing = self._cu.CUevent_flags.CU_EVENT_DISABLE_TIMING
         with self._driver.current(self._device):
             event = self._driver.call(self._cu.cuEventCreate, timing)
-            marked = CudaEvent(
-                self._driver, self._device, event
-            )  # destroyed if the next call fails
+            # Destroyed if the next call fails.
+            marked = CudaEvent(self._driver, self._device, event, self._doing)
             self._driver.call(self._cu.cuEventRecord, event, self._stream)
         return marked
 
@@ -289,7 +329,7 @@ class CudaLane:
         if self._stream is None:
             return  # closed while idle
         with self._driver.current(self._device):
-            self._driver.call(self._cu.cuStreamSynchronize, self._stream, what="copying")
+            self._driver.call(self._cu.cuStreamSynchronize, self._stream, what=self._doing)
 
     def close(self) -> None:
         """Destroy the stream, which must be idle; a failure is logged."""
@@ -304,10 +344,11 @@ class CudaLane:
 class CudaEvent:
     """A point of a stream; destroyed with the object."""
 
-    def __init__(self, driver: CudaDriver, device: int, event: Any) -> None:
+    def __init__(self, driver: CudaDriver, device: int, event: Any, doing: str) -> None:
         self._driver = driver
         self._device = device
         self._event = event
+        self._doing = doing
         self._cu = driver._cu
 
     def done(self) -> bool:
@@ -316,13 +357,13 @@ class CudaEvent:
             (code,) = self._cu.cuEventQuery(self._event)
         if code == self._cu.CUresult.CUDA_ERROR_NOT_READY:
             return False
-        self._driver.call(lambda: (code,), what="copying")
+        self._driver.call(lambda: (code,), what=self._doing)
         return True
 
     def wait(self) -> None:
         """Wait until the work before it has finished."""
         with self._driver.current(self._device):
-            self._driver.call(self._cu.cuEventSynchronize, self._event, what="copying")
+            self._driver.call(self._cu.cuEventSynchronize, self._event, what=self._doing)
 
     def __del__(self) -> None:
         try:

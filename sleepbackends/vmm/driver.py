@@ -1,15 +1,20 @@
 """What a device driver has to offer, and nothing more.
 
 Extents (``sleepbackends.vmm.address_space``) are created, mapped and unmapped by the native
-library; a driver copies, fills, waits, pins host memory and says what the device has.
+library; a driver copies, fills, hashes, waits, pins host memory and says what the device has.
 """
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, Protocol
 
-LaneUse = Literal["copy", "fill"]
-"""Filling goes on beside copying, which leaves almost all of the device's memory speed."""
+if TYPE_CHECKING:
+    from sleepbackends.vmm.fingerprint import Pending, Span
+
+LaneUse = Literal["copy", "fill", "hash", "stage"]
+"""Filling and hashing go on beside copying, which leaves almost all of the device's memory
+speed; staging goes on beside the engine."""
 
 
 class Event(Protocol):
@@ -74,7 +79,25 @@ class Driver(Protocol):
     """One driver of one process."""
 
     def lane(self, device: int, use: LaneUse) -> Lane:
-        """Return the lane of a device that copies or fills for us; always the same."""
+        """Return the lane of a device for one kind of our work; always the same."""
+        ...
+
+    def fingerprint(self, device: int, spans: Sequence[Span]) -> Pending | None:
+        """Queue the fingerprints of memory, on a lane of their own, and return what will have them.
+
+        Returns at once, and never raises because something is missing: None says that this
+        driver cannot do it here or now. Several results may be outstanding, while copies run.
+        The memory is only read. What was queued on other lanes and streams before is not waited
+        for.
+
+        Parameters
+        ----------
+        device : int
+            Ordinal of the device whose memory it is.
+        spans : sequence of Span
+            What to hash; mapped until the results are there. A span that is not ends the
+            device's context.
+        """
         ...
 
     def synchronize(self, device: int) -> None:

@@ -1,3 +1,3 @@
-from tests.native.fixtures import native_library, simulator
+from tests.native.fixtures import kernel_images, native_library, no_fingerprints, simulator
 
-__all__ = ["native_library", "simulator"]
+__all__ = ["kernel_images", "native_library", "no_fingerprints", "simulator"]

@@ -1,4 +1,4 @@
-"""Compile the native library, or a program that exercises it."""
+"""Compile the native libraries, or a program that exercises one."""
 
 from __future__ import annotations
 
@@ -9,20 +9,51 @@ from pathlib import Path
 import sleepbackends
 from tests.simulators.cuda import find_compiler
 
-SOURCE = Path(sleepbackends.__file__).parent / "_native" / "address_space.c"
+FOLDER = Path(sleepbackends.__file__).parent / "_native"
+SOURCE = FOLDER / "address_space.c"
 LIBRARY = "libsleepbackends_cuda.so"
+HOST_SOURCE = FOLDER / "fingerprint.c"
+HOST_LIBRARY = "libsleepbackends_host.so"
+KERNEL_ON_HOST = Path(__file__).with_name("kernel_on_host.cpp")
 STRICT = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-pedantic", "-Werror"]
 LIBRARY_FLAGS = ["-O2", "-fPIC", "-shared"]
 
 
 def compile_native(output: Path, flags: Sequence[str], *more_sources: Path) -> Path:
-    """Compile the library's source, with others, into a file."""
+    """Compile the source of the address space, with others, into a file."""
+    return _compile(output, ["-D_GNU_SOURCE", "-pthread", *flags], SOURCE, *more_sources)
+
+
+def compile_host(output: Path, *flags: str) -> Path:
+    """Compile the library of the fingerprint into a file."""
+    return _compile(output, ["-O3", "-fPIC", "-shared", *flags], HOST_SOURCE)
+
+
+def compile_kernel(output: Path) -> Path:
+    """Compile the kernel of the fingerprint for the host, into a library with ``run_grid``.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no C++ compiler.
+    """
+    folders = [FOLDER, FOLDER.parent / "cumem" / "kernels"]
+    flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]
+    command = ["c++", *flags, "-fPIC", "-shared", *(f"-I{folder}" for folder in folders)]
+    done = subprocess.run(
+        [*command, "-o", str(output), str(KERNEL_ON_HOST)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return output
+
+
+def _compile(output: Path, flags: Sequence[str], *sources: Path) -> Path:
     compiler = find_compiler()
     assert compiler is not None
-    command = [compiler, "-std=c11", "-D_GNU_SOURCE", "-pthread", *STRICT, *flags]
-    sources = [str(path) for path in (SOURCE, *more_sources)]
-    done = subprocess.run(
-        [*command, "-o", str(output), *sources, "-ldl"], capture_output=True, text=True, check=False
-    )
+    command = [compiler, "-std=c11", *STRICT, *flags, "-o", str(output), *map(str, sources), "-ldl"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return output

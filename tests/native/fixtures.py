@@ -1,4 +1,4 @@
-"""A simulated driver and a native library for each test, as if the process had just begun."""
+"""A simulated driver and native libraries for each test, as if the process had just begun."""
 
 from __future__ import annotations
 
@@ -8,24 +8,65 @@ from pathlib import Path
 
 import pytest
 
+from sleepbackends.cumem import nvrtc
+from sleepbackends.cumem.fingerprint import kernel_source
+from sleepbackends.cumem.images import Images
+from sleepbackends.errors import BackendUnavailableError
 from sleepbackends.vmm import address_space
-from tests.native.build import LIBRARY, LIBRARY_FLAGS, compile_native
+from tests.native.build import (
+    HOST_LIBRARY,
+    LIBRARY,
+    LIBRARY_FLAGS,
+    compile_host,
+    compile_native,
+)
 from tests.simulators.cuda import Simulator, loaded_or_skip
 
 KIB = 1 << 10
 GRANULE_BYTES = 64 * KIB
 DEVICES = 2
+ARCHITECTURE = 90
+"""Of the simulated devices."""
 
 
 @pytest.fixture(scope="session")
 def native_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     loaded_or_skip()
-    return compile_native(tmp_path_factory.mktemp("native") / LIBRARY, LIBRARY_FLAGS)
+    folder = tmp_path_factory.mktemp("native")
+    compile_host(folder / HOST_LIBRARY)
+    return compile_native(folder / LIBRARY, LIBRARY_FLAGS)
+
+
+@pytest.fixture
+def kernel_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Images:
+    """A user's cache of this test alone, with an image in it that the simulated driver loads."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    images = Images(kernel_source())
+    try:
+        version = nvrtc.version()
+    except BackendUnavailableError:
+        version = "0.0"
+    images.keep(b"any image", ARCHITECTURE, version)
+    return images
+
+
+@pytest.fixture
+def no_fingerprints(kernel_images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver without fingerprints: all is copied, and no memory is held for them."""
+
+    def missing() -> str:
+        raise BackendUnavailableError("no NVRTC in this test")
+
+    monkeypatch.setattr(nvrtc, "version", missing)
+    shutil.rmtree(kernel_images.path(ARCHITECTURE, "").parent)
 
 
 @pytest.fixture
 def simulator(
-    native_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    native_library: Path,
+    kernel_images: Images,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Simulator]:
     simulator = loaded_or_skip()
     simulator.reset()
@@ -36,6 +77,7 @@ def simulator(
     folder = tmp_path / "native"
     folder.mkdir()
     shutil.copy(native_library, folder)
+    (folder / HOST_LIBRARY).symlink_to(native_library.with_name(HOST_LIBRARY))
     monkeypatch.setattr(address_space, "_FOLDER", folder)
     yield simulator
     violations = simulator.violations()

@@ -22,6 +22,9 @@ SOURCES = Path(__file__).resolve().parent
 DEFAULT_DIRECTORY = SOURCES.parents[2] / "build" / "simulators"
 """Where results are kept between runs: a directory that version control ignores."""
 
+_PACKAGE_SOURCES = SOURCES.parents[2] / "sleepbackends" / "_native"
+"""Where the header of the fingerprint is, which the simulated kernel includes."""
+
 _FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-pthread")
 _LIBRARY_FLAGS = (
     "-fPIC",
@@ -85,7 +88,8 @@ def _compile(directory: Path, name: str, sources: Sequence[Path], flags: Sequenc
     # Other test processes may build the same: each its own file, and the last rename wins.
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         output = Path(scratch) / name
-        command = [compiler, *_FLAGS, *flags, "-o", str(output), *map(str, sources)]
+        include = f"-I{_PACKAGE_SOURCES}"
+        command = [compiler, *_FLAGS, include, *flags, "-o", str(output), *map(str, sources)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode:
             msg = f"{' '.join(command)} failed:\n{result.stdout}{result.stderr}"
@@ -98,6 +102,7 @@ def _digest(compiler: str, sources: Sequence[Path], flags: Sequence[str]) -> str
     digest = hashlib.sha256()
     for part in (compiler, platform.machine(), *_FLAGS, *flags):
         digest.update(part.encode() + b"\0")
-    for path in (*sorted(SOURCES.glob("*.h")), *sources):
+    headers = [*sorted(SOURCES.glob("*.h")), _PACKAGE_SOURCES / "fingerprint.h"]
+    for path in (*headers, *sources):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -9,6 +9,7 @@
     X(cuInit, 2000, cuInit)                                           \
     X(cuDriverGetVersion, 2020, cuDriverGetVersion)                   \
     X(cuGetProcAddress, 11030, cuGetProcAddress)                      \
+    X(cuGetExportTable, 3000, cuGetExportTable)                       \
     X(cuGetErrorName, 6000, cuGetErrorName)                           \
     X(cuGetErrorString, 6000, cuGetErrorString)                       \
     X(cuDeviceGetCount, 2000, cuDeviceGetCount)                       \
@@ -71,7 +72,12 @@
     X(cuEventQuery, 2000, cuEventQuery)                               \
     X(cuEventSynchronize, 2000, cuEventSynchronize)                   \
     X(cuEventElapsedTime, 2000, cuEventElapsedTime)                   \
-    X(cuLaunchHostFunc, 10000, cuLaunchHostFunc)
+    X(cuLaunchHostFunc, 10000, cuLaunchHostFunc)                      \
+    X(cuModuleLoadData, 2000, cuModuleLoadData)                       \
+    X(cuModuleLoadDataEx, 2010, cuModuleLoadDataEx)                   \
+    X(cuModuleUnload, 2000, cuModuleUnload)                           \
+    X(cuModuleGetFunction, 2000, cuModuleGetFunction)                 \
+    X(cuLaunchKernel, 4000, cuLaunchKernel)
 
 /* Forms that a caller who asks for a newer version gets under the same name. */
 #define LATER_FORMS(X)                                  \
@@ -83,8 +89,9 @@
 #define CALL_NUMBER(name, since, symbol) CALL_##name,
 enum call {
     CALLS(CALL_NUMBER)
-    /* Not an entry point: the moment a queued copy runs, so that tests can make it fail there. */
+    /* No entry points: the moments a queued copy or kernel runs, so that tests can make it fail. */
     CALL_queuedCopy,
+    CALL_queuedKernel,
     CALL_COUNT
 };
 #undef CALL_NUMBER

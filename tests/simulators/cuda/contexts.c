@@ -89,6 +89,7 @@ API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
         }
         context->legacy = NULL;
         free_plain_memory(device);
+        unload_modules(context);
         context->sticky = SUCCESS;
     }
     context->references--;

@@ -30,6 +30,7 @@ API void sim_reset(void)
     unmap_everything();
     release_host_ranges();
     table_clear(&sim.handles);
+    clear_modules();
     release_device_files();
     pool_close();
     memset(sim.contexts, 0, sizeof sim.contexts);
@@ -145,6 +146,7 @@ static const char *const violation_names[VIOLATION_COUNT] = {
     [HOST_RELEASED_IN_USE] = "host_released_in_use",
     [HOST_BYTES_GONE] = "host_bytes_gone",
     [CALL_IN_CALLBACK] = "call_in_callback",
+    [UNLOAD_IN_USE] = "unload_in_use",
 };
 
 /* NULL after the last one. */
@@ -170,7 +172,7 @@ struct device_usage {
 
 struct process_usage {
     uint64_t reserved_bytes, reservations, pinned_bytes, pinned_ranges, pageable_copy_bytes,
-        live_streams, live_events, queued_operations;
+        live_streams, live_events, queued_operations, live_modules;
 };
 
 /* used_bytes are this process's, free_bytes what all that share the device leave. */
@@ -202,7 +204,8 @@ API void sim_process_usage(struct process_usage *out)
                                   .pinned_bytes = sim.pinned_bytes,
                                   .pinned_ranges = sim.host_ranges.count,
                                   .pageable_copy_bytes = sim.pageable_copy_bytes,
-                                  .queued_operations = queued_operations()};
+                                  .queued_operations = queued_operations(),
+                                  .live_modules = live_modules()};
     for (size_t i = 0; i < sim.reservations.count; i++)
         out->reserved_bytes += sim.reservations.items[i]->size;
     for (size_t i = 0; i < sim.streams.count; i++) {

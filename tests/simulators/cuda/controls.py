@@ -119,8 +119,9 @@ class Simulator:
         Parameters
         ----------
         function
-            Its name without a version, as ``cuMemCreate``; or ``queuedCopy``, the moment in
-            which a queued copy runs, where a fault breaks the context as on a real device.
+            Its name without a version, as ``cuMemCreate``; or ``queuedCopy`` or
+            ``queuedKernel``, the moment in which queued work runs, where a fault breaks the
+            context as on a real device.
         error
             The ``CUresult``.
         nth
@@ -163,8 +164,9 @@ class Simulator:
 
         Kinds: ``double_release`` and ``unknown_handle`` (answered with an error too),
         ``unmap_in_use`` (queued work needs the range), ``unmap_nothing`` (answered with success),
-        ``queued_copy_faulted`` (its device memory was gone when it ran), ``host_released_in_use``,
-        ``host_bytes_gone`` (the host memory of a copy) and ``call_in_callback``.
+        ``queued_copy_faulted`` (the device memory of a copy or a kernel was gone when it ran),
+        ``host_released_in_use``, ``host_bytes_gone`` (the host memory of a copy),
+        ``call_in_callback`` and ``unload_in_use`` (a module with a launch in a queue).
         """
         found: dict[str, int] = {}
         kind = 0

@@ -77,6 +77,19 @@ API CUresult cuGetProcAddress_v2(const char *name, void **address, int version, 
     return look_up(name, address, version, status);
 }
 
+/* NVRTC asks a loaded driver for tables of its own, and crashes where it cannot even ask. */
+API CUresult cuGetExportTable(const void **table, const void *id)
+{
+    CUresult result = enter(CALL_cuGetExportTable, NEEDS_NOTHING);
+
+    if (result)
+        return result;
+    if (!table || !id)
+        return leave(INVALID_VALUE);
+    *table = NULL;
+    return leave(NOT_FOUND);
+}
+
 /* ------------------------------------------------------------------------------ its errors */
 
 static const struct {
@@ -92,6 +105,7 @@ static const struct {
     {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "no such device"},
     {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
     {214, "CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable memory error"},
+    {200, "CUDA_ERROR_INVALID_IMAGE", "the image cannot be loaded"},
     {OPERATING_SYSTEM, "CUDA_ERROR_OPERATING_SYSTEM", "an operating system call failed"},
     {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid handle"},
     {401, "CUDA_ERROR_ILLEGAL_STATE", "not possible in this state"},

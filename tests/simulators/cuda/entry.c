@@ -10,6 +10,8 @@ struct simulator sim = {
     .handles = {.first = 0x4000000},
     .streams = {.first = 0x5000000},
     .events = {.first = 0x6000000},
+    .modules = {.first = 0x7000000},
+    .functions = {.first = 0x8000000},
 };
 
 /* From call number `first` to before `last`, counted from the reset. */
@@ -93,7 +95,8 @@ void violated(enum violation kind)
 static int call_number(const char *name)
 {
 #define CALL_NAME(name, since, symbol) #name,
-    static const char *const names[CALL_COUNT] = {CALLS(CALL_NAME) "queuedCopy"};
+    static const char *const names[CALL_COUNT] = {CALLS(CALL_NAME) "queuedCopy",
+                                                   "queuedKernel"};
 #undef CALL_NAME
 
     for (int call = 0; call < CALL_COUNT; call++)

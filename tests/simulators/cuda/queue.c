@@ -54,6 +54,8 @@ static void run(struct stream *stream, struct operation *operation)
         call_host(operation);
     else if (operation->kind == OPERATION_FILL)
         result = run_fill(stream, &operation->fill);
+    else if (operation->kind == OPERATION_LAUNCH)
+        result = run_launch(stream, &operation->launch);
     else if (!(result = injected(CALL_queuedCopy)))
         result = run_copy(stream, &operation->copy);
     if (result && !context->sticky)
@@ -237,6 +239,11 @@ static bool uses(const struct operation *operation, CUdeviceptr at, size_t size)
                (!copy->staged && ranges_overlap(copy->from, copy->size, at, size));
     case OPERATION_FILL:
         return ranges_overlap(operation->fill.to, operation->fill.size, at, size);
+    case OPERATION_LAUNCH: { /* what it hashes is known only once it runs, and is noticed then */
+        const struct launch *launch = &operation->launch;
+        return ranges_overlap(launch->spans, launch->count * (size_t)16, at, size) ||
+               ranges_overlap(launch->sums, launch->count * (size_t)16, at, size);
+    }
     default:
         return false;
     }
@@ -248,6 +255,17 @@ bool queued_use(CUdeviceptr at, size_t size)
         const struct stream *stream = sim.streams.items[i];
         for (const struct operation *o = stream->head; o; o = o->next)
             if (uses(o, at, size))
+                return true;
+    }
+    return false;
+}
+
+bool queued_launches(const struct module *module)
+{
+    for (size_t i = 0; i < sim.streams.count; i++) {
+        const struct stream *stream = sim.streams.items[i];
+        for (const struct operation *o = stream->head; o; o = o->next)
+            if (o->kind == OPERATION_LAUNCH && o->launch.module == module)
                 return true;
     }
     return false;

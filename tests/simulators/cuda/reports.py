@@ -40,6 +40,7 @@ class ProcessUsage:
     live_streams: int
     live_events: int
     queued_operations: int
+    live_modules: int
 
 
 @dataclass(frozen=True)

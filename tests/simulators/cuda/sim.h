@@ -33,6 +33,8 @@ typedef unsigned long long CUmemGenericAllocationHandle;
 typedef struct context *CUcontext;
 typedef uintptr_t CUstream; /* opaque numbers, never reused: a stale one is told apart */
 typedef uintptr_t CUevent;
+typedef uintptr_t CUmodule;
+typedef uintptr_t CUfunction;
 typedef void (*CUhostFn)(void *);
 
 enum {
@@ -162,9 +164,16 @@ struct fill {
     uint32_t value;
 };
 
+struct launch { /* of the one kernel there is */
+    struct module *module;
+    CUdeviceptr spans, sums;
+    unsigned count, blocks_per_span;
+};
+
 enum operation_kind {
     OPERATION_COPY,
     OPERATION_FILL,
+    OPERATION_LAUNCH,
     OPERATION_CALL,
     OPERATION_RECORD,
     OPERATION_WAIT
@@ -177,6 +186,7 @@ struct operation {
     union {
         struct transfer copy;
         struct fill fill;
+        struct launch launch;
         struct {
             CUhostFn function;
             void *data;
@@ -219,6 +229,7 @@ enum violation {
     HOST_RELEASED_IN_USE,
     HOST_BYTES_GONE,
     CALL_IN_CALLBACK,
+    UNLOAD_IN_USE,
     VIOLATION_COUNT
 };
 
@@ -238,7 +249,7 @@ struct simulator {
 
     struct context contexts[MAX_DEVICES];
     struct spans reservations, mappings, host_ranges;
-    struct table handles, streams, events;
+    struct table handles, streams, events, modules, functions;
     int workers;
 
     int stale_byte; /* negative: new memory is left zero, and untouched */
@@ -309,6 +320,7 @@ void wait_for(struct stream *stream, uint64_t sequence);
 void demand(struct stream *stream, uint64_t sequence);
 void drain(struct context *context);
 bool queued_use(CUdeviceptr at, size_t size);
+bool queued_launches(const struct module *module);
 size_t queued_operations(void);
 void stop_workers(void);
 
@@ -316,5 +328,14 @@ void stop_workers(void);
 
 CUresult run_copy(const struct stream *stream, const struct transfer *copy);
 CUresult run_fill(const struct stream *stream, const struct fill *fill);
+CUresult read_memory(const struct stream *stream, CUdeviceptr from, void *out, size_t size);
+CUresult write_memory(const struct stream *stream, CUdeviceptr to, void *in, size_t size);
+
+/* ------------------------------------------------------------ kernels.c: modules, launches */
+
+uint64_t live_modules(void);
+void unload_modules(const struct context *context);
+void clear_modules(void);
+CUresult run_launch(const struct stream *stream, const struct launch *launch);
 
 #endif

@@ -100,7 +100,8 @@ static void pace(size_t size, uint64_t bytes_per_s)
 }
 
 /* A copy finds its memory chunk by chunk: what is unmapped while it runs is missed as well. */
-CUresult run_copy(const struct stream *stream, const struct transfer *copy)
+static CUresult run_paced(const struct stream *stream, const struct transfer *copy,
+                          const uint64_t *rate)
 {
     int device = stream->context->device;
 
@@ -114,7 +115,7 @@ CUresult run_copy(const struct stream *stream, const struct transfer *copy)
             violated(QUEUED_COPY_FAULTED);
             return ILLEGAL_ADDRESS;
         }
-        uint64_t bytes_per_s = sim.copy_bytes_per_s;
+        uint64_t bytes_per_s = rate ? *rate : 0;
         hold(&to);
         hold(&from);
         pthread_mutex_unlock(&sim.lock);
@@ -130,6 +131,24 @@ CUresult run_copy(const struct stream *stream, const struct transfer *copy)
         done += size;
     }
     return SUCCESS;
+}
+
+CUresult run_copy(const struct stream *stream, const struct transfer *copy)
+{
+    return run_paced(stream, copy, &sim.copy_bytes_per_s);
+}
+
+/* What a kernel does: at once, between device memory and memory of the simulator's own. */
+CUresult read_memory(const struct stream *stream, CUdeviceptr from, void *out, size_t size)
+{
+    return run_paced(stream, &(struct transfer){.to = (uintptr_t)out, .from = from, .size = size,
+                                                .from_device = true}, NULL);
+}
+
+CUresult write_memory(const struct stream *stream, CUdeviceptr to, void *in, size_t size)
+{
+    return run_paced(stream, &(struct transfer){.to = to, .from = (uintptr_t)in, .size = size,
+                                                .to_device = true}, NULL);
 }
 
 /* The value's bytes start over at every chunk, so chunks are multiples of its width. */

@@ -1,6 +1,6 @@
 /* Uses the simulated driver from many threads at once, for the compiler's checkers to watch.
  *
- * Each thread maps, fills, copies and frees memory of its own; all share one stream and one
+ * Each thread maps, fills, copies, hashes and frees memory of its own; all share one stream and one
  * lasting allocation. Exits with 1 and a line for the first thing that is not as promised.
  */
 #include "../sim.h"
@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "fingerprint.h"
 
 #define THREADS 6
 #define ROUNDS 8
@@ -47,6 +49,13 @@ CUresult cuEventDestroy_v2(CUevent event);
 CUresult cuEventRecord(CUevent event, CUstream stream);
 CUresult cuEventSynchronize(CUevent event);
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data);
+CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size);
+CUresult cuModuleLoadData(CUmodule *module, const void *image);
+CUresult cuModuleUnload(CUmodule module);
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
+CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+                        CUstream stream, void **parameters, void **extra);
 void sim_reset(void);
 int sim_set_devices(int count);
 uint64_t sim_violations(int kind);
@@ -54,6 +63,7 @@ uint64_t sim_violations(int kind);
 static struct context *contexts[DEVICES];
 static CUstream shared_streams[DEVICES];
 static CUdeviceptr lasting[DEVICES];
+static CUfunction kernels[DEVICES];
 
 #define CHECK(what)                                                     \
     do {                                                                \
@@ -98,6 +108,25 @@ static void unmap_one(CUdeviceptr at, CUmemGenericAllocationHandle handle)
     CHECK(cuMemAddressFree(at, BYTES));
 }
 
+/* Of memory full of one value, with room for the kernel's tables elsewhere. */
+static void hash(int device, CUdeviceptr at, unsigned value, CUdeviceptr tables, CUstream stream)
+{
+    CUdeviceptr spans = tables, sums = tables + 64;
+    uint64_t span[2] = {at, BYTES}, found[2] = {0, 0};
+    FingerprintWord expected[2] = {0, 0}, word = value | (FingerprintWord)value << 32;
+    unsigned count = 1, blocks = 8;
+    void *parameters[] = {&spans, &count, &blocks, &sums};
+
+    CHECK(cuMemcpyHtoD_v2(spans, span, sizeof span));
+    CHECK(cuMemcpyHtoD_v2(sums, found, sizeof found));
+    CHECK(cuLaunchKernel(kernels[device], blocks, 1, 1, 256, 1, 1, 0, stream, parameters, NULL));
+    CHECK(cuStreamSynchronize(stream));
+    CHECK(cuMemcpyDtoH_v2(found, sums, sizeof found));
+    for (size_t i = 0; i < BYTES / 8; i++)
+        fingerprint_add(word, fingerprint_place(i), &expected[0], &expected[1]);
+    expect(found[0] == expected[0] && found[1] == expected[1], "the sums are those of the bytes");
+}
+
 static void one_round(int device, unsigned value, unsigned *host, CUstream stream, CUevent event)
 {
     CUmemGenericAllocationHandle handle;
@@ -118,6 +147,7 @@ static void one_round(int device, unsigned value, unsigned *host, CUstream strea
     for (size_t i = 0; i < BYTES / 4; i++)
         if (host[i] != value)
             expect(false, "the copy holds what was filled in");
+    hash(device, at, value, plain, stream);
     host[0]++;
     CHECK(cuMemcpyHtoD_v2(at, host, BYTES));
     CHECK(cuMemFree_v2(plain));
@@ -148,6 +178,7 @@ static void *use(void *argument)
 int main(void)
 {
     CUmemGenericAllocationHandle handles[DEVICES];
+    CUmodule modules[DEVICES];
     pthread_t threads[THREADS];
     size_t before[DEVICES], after, total;
 
@@ -159,6 +190,8 @@ int main(void)
         CHECK(cuMemGetInfo_v2(&before[device], &total));
         CHECK(cuStreamCreate(&shared_streams[device], 1));
         lasting[device] = map_one(device, &handles[device]);
+        CHECK(cuModuleLoadData(&modules[device], "any image"));
+        CHECK(cuModuleGetFunction(&kernels[device], modules[device], "fingerprint"));
     }
     for (intptr_t i = 0; i < THREADS; i++)
         expect(!pthread_create(&threads[i], NULL, use, (void *)i), "a thread starts");
@@ -168,6 +201,7 @@ int main(void)
         CHECK(cuCtxSetCurrent(contexts[device]));
         CHECK(cuStreamSynchronize(shared_streams[device]));
         unmap_one(lasting[device], handles[device]);
+        CHECK(cuModuleUnload(modules[device]));
         CHECK(cuMemGetInfo_v2(&after, &total));
         expect(after == before[device], "all memory came back");
         CHECK(cuDevicePrimaryCtxRelease_v2(device));

@@ -1,0 +1,216 @@
+/* Modules and launches. One kernel is known, by its name: the fingerprint, computed in C. */
+#include "sim.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "fingerprint.h"
+
+#define KERNEL "fingerprint"
+
+enum { THREADS_PER_BLOCK = 256 }; /* what the real kernel is written for */
+
+struct module {
+    struct context *context;
+    bool unloaded;
+};
+
+struct function {
+    struct module *module;
+};
+
+/* -------------------------------------------------------------------------------- modules */
+
+static CUresult load(enum call call, CUmodule *out, const void *image)
+{
+    CUresult result = enter(call, NEEDS_CONTEXT);
+
+    if (result)
+        return result;
+    if (!out || !image)
+        return leave(INVALID_VALUE);
+    struct module *module = need(calloc(1, sizeof *module));
+    module->context = current_context();
+    *out = table_add(&sim.modules, module);
+    return leave(SUCCESS);
+}
+
+/* Any image will do: its code is for a device. */
+API CUresult cuModuleLoadData(CUmodule *out, const void *image)
+{
+    return load(CALL_cuModuleLoadData, out, image);
+}
+
+API CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned count, int *options,
+                                void **values)
+{
+    (void)count, (void)options, (void)values;
+    return load(CALL_cuModuleLoadDataEx, out, image);
+}
+
+/* With the lock held, or an answer to return. */
+static CUresult module_enter(enum call call, CUmodule handle, struct module **module)
+{
+    CUresult result = enter(call, NEEDS_CONTEXT);
+
+    if (result)
+        return result;
+    *module = table_get(&sim.modules, handle);
+    return *module && !(*module)->unloaded ? SUCCESS : leave(INVALID_HANDLE);
+}
+
+/* Its functions end with it. A real one may still be running; that is told as a misuse. */
+API CUresult cuModuleUnload(CUmodule handle)
+{
+    struct module *module;
+    CUresult result = module_enter(CALL_cuModuleUnload, handle, &module);
+
+    if (result)
+        return result;
+    if (queued_launches(module))
+        violated(UNLOAD_IN_USE);
+    module->unloaded = true;
+    return leave(SUCCESS);
+}
+
+API CUresult cuModuleGetFunction(CUfunction *out, CUmodule handle, const char *name)
+{
+    struct module *module;
+    CUresult result = module_enter(CALL_cuModuleGetFunction, handle, &module);
+
+    if (result)
+        return result;
+    if (!out || !name)
+        return leave(INVALID_VALUE);
+    if (strcmp(name, KERNEL))
+        return leave(NOT_FOUND);
+    struct function *function = need(calloc(1, sizeof *function));
+    function->module = module;
+    *out = table_add(&sim.functions, function);
+    return leave(SUCCESS);
+}
+
+uint64_t live_modules(void)
+{
+    uint64_t count = 0;
+
+    for (size_t i = 0; i < sim.modules.count; i++)
+        count += !((const struct module *)sim.modules.items[i])->unloaded;
+    return count;
+}
+
+/* What a context ends with. */
+void unload_modules(const struct context *context)
+{
+    for (size_t i = 0; i < sim.modules.count; i++) {
+        struct module *module = sim.modules.items[i];
+        module->unloaded |= module->context == context;
+    }
+}
+
+void clear_modules(void)
+{
+    table_clear(&sim.functions);
+    table_clear(&sim.modules);
+}
+
+/* ------------------------------------------------------------------------------- launches */
+
+struct span_row {
+    uint64_t address, size_bytes;
+};
+
+/* The parameters, by their order in the kernel. */
+static bool read_parameters(void **parameters, struct launch *launch)
+{
+    if (!parameters)
+        return false;
+    for (int i = 0; i < 4; i++)
+        if (!parameters[i])
+            return false;
+    memcpy(&launch->spans, parameters[0], sizeof launch->spans);
+    memcpy(&launch->count, parameters[1], sizeof launch->count);
+    memcpy(&launch->blocks_per_span, parameters[2], sizeof launch->blocks_per_span);
+    memcpy(&launch->sums, parameters[3], sizeof launch->sums);
+    return true;
+}
+
+/* What the real kernel would compute wrongly, or what a device would refuse, is refused. */
+static bool fits(const struct launch *launch, const unsigned grid[3], const unsigned block[3])
+{
+    return launch->count && launch->blocks_per_span &&
+           (uint64_t)launch->count * launch->blocks_per_span == grid[0] && grid[0] <= INT32_MAX &&
+           grid[1] == 1 && grid[2] == 1 && block[0] == THREADS_PER_BLOCK && block[1] == 1 &&
+           block[2] == 1;
+}
+
+API CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                            unsigned block_x, unsigned block_y, unsigned block_z,
+                            unsigned shared_bytes, CUstream stream_handle, void **parameters,
+                            void **extra)
+{
+    CUresult result = enter(CALL_cuLaunchKernel, NEEDS_CONTEXT);
+    const unsigned grid[3] = {grid_x, grid_y, grid_z}, block[3] = {block_x, block_y, block_z};
+    struct launch launch = {0};
+
+    if (result)
+        return result;
+    struct function *function = table_get(&sim.functions, handle);
+    struct stream *stream = find_stream(stream_handle);
+    if (!function || function->module->unloaded || !stream ||
+        stream->context != function->module->context)
+        return leave(INVALID_HANDLE);
+    launch.module = function->module;
+    if (extra || shared_bytes || !read_parameters(parameters, &launch) ||
+        !fits(&launch, grid, block))
+        return leave(INVALID_VALUE);
+    struct operation *operation = need(calloc(1, sizeof *operation));
+    operation->kind = OPERATION_LAUNCH;
+    operation->launch = launch;
+    enqueue(stream, operation);
+    return leave(SUCCESS);
+}
+
+/* -------------------------------------------------------------------------- on the device */
+
+/* Chunks are whole words, so only the last one of a span ends within a word. */
+static CUresult add_span(const struct stream *stream, const struct span_row *span,
+                         FingerprintWord sums[2])
+{
+    FingerprintWord words[CHUNK_BYTES / sizeof(FingerprintWord)];
+
+    for (uint64_t done = 0; done < span->size_bytes;) {
+        size_t left = span->size_bytes - done, size = left < CHUNK_BYTES ? left : CHUNK_BYTES;
+        size_t count = (size + sizeof *words - 1) / sizeof *words;
+        words[count - 1] = 0;
+        CUresult result = read_memory(stream, span->address + done, words, size);
+        if (result)
+            return result;
+        for (size_t i = 0; i < count; i++)
+            fingerprint_add(words[i], fingerprint_place(done / sizeof *words + i), &sums[0],
+                            &sums[1]);
+        done += size;
+    }
+    return SUCCESS;
+}
+
+/* Adds to the sums that are there, as the real one does: who has not set them to zero notices. */
+CUresult run_launch(const struct stream *stream, const struct launch *launch)
+{
+    CUresult result = injected(CALL_queuedKernel);
+
+    for (unsigned i = 0; !result && i < launch->count; i++) {
+        CUdeviceptr at = launch->sums + i * 2 * sizeof(FingerprintWord);
+        FingerprintWord added[2] = {0, 0}, sums[2];
+        struct span_row span;
+
+        if ((result = read_memory(stream, launch->spans + i * sizeof span, &span, sizeof span)) ||
+            (result = add_span(stream, &span, added)) ||
+            (result = read_memory(stream, at, sums, sizeof sums)))
+            break;
+        sums[0] += added[0];
+        sums[1] += added[1];
+        result = write_memory(stream, at, sums, sizeof sums);
+    }
+    return result;
+}

@@ -1,0 +1,145 @@
+"""The simulated CUDA driver through the real bindings: modules and launches."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from typing import Any
+
+import pytest
+
+from tests.simulators.cuda import Simulator
+from tests.simulators.cuda.driving import UNIT_BYTES, Driven, read, write
+
+SPANS, SUMS = 0, 4096
+"""Where the kernel's tables are in a block."""
+
+
+@pytest.fixture
+def module(cuda: Driven) -> Any:
+    return cuda.call("cuModuleLoadData", b"any image")
+
+
+def launch(
+    cuda: Driven, function: Any, tables: int, count: int = 1, stream: Any = 0, **other: int
+) -> tuple[Any, ...]:
+    """What to call for a launch with two blocks a span, or with other values."""
+    values = (tables + SPANS, count, 2, tables + SUMS)
+    types = (ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p)
+    grid, block, shared = (other.get(name, 0) for name in ("grid", "block", "shared"))
+    shape = (grid or 2 * count, 1, 1, block or 256, 1, 1)
+    return ("cuLaunchKernel", function, *shape, shared, stream, (values, types), 0)
+
+
+def put(address: int, *words: int) -> None:
+    write(address, b"".join(word.to_bytes(8, "little") for word in words))
+
+
+def get(address: int, count: int) -> list[int]:
+    return [int.from_bytes(read(address + 8 * i, 8), "little") for i in range(count)]
+
+
+def sums_of(data: bytes) -> tuple[int, int]:
+    """The function as it is written down, in plain Python."""
+    s1 = s2 = 0
+    for j in range(0, len(data), 8):
+        w = int.from_bytes(data[j : j + 8], "little")
+        u = (w ^ (j // 8 * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03)) % 2**64
+        u = u * 0xBF58476D1CE4E5B9 % 2**64
+        u = (u ^ u >> 32) * 0x94D049BB133111EB % 2**64
+        s1, s2 = s1 + u, s2 + u % 2**32 * (u >> 32)
+    return s1 % 2**64, s2 % 2**64
+
+
+def test_it_adds_to_the_sums_of_each_span(cuda: Driven, module: Any) -> None:
+    function = cuda.call("cuModuleGetFunction", module, b"fingerprint")
+    tables, data = cuda.block().address, cuda.block(UNIT_BYTES).address
+    contents = random.Random(1).randbytes(300_001)  # noqa: S311 - test data
+    write(data, contents)
+    put(tables + SPANS, data, len(contents), data + 3, 21, data, 0)
+    put(tables + SUMS, 1, 2, 0, 0, 5, 6)
+    cuda.call(*launch(cuda, function, tables, count=3))
+    cuda.call("cuCtxSynchronize")
+    (a1, a2), (b1, b2) = sums_of(contents), sums_of(contents[3:24])
+    assert get(tables + SUMS, 6) == [(a1 + 1) % 2**64, (a2 + 2) % 2**64, b1, b2, 5, 6]
+
+
+def test_it_runs_in_the_order_of_its_stream(
+    simulator: Simulator, cuda: Driven, module: Any
+) -> None:
+    function = cuda.call("cuModuleGetFunction", module, b"fingerprint")
+    simulator.set_on_demand(True)
+    simulator.set_copy_rate(1000)  # a kernel reads as fast as it can
+    tables, data, stream = cuda.block().address, cuda.block().address, cuda.stream()
+    put(tables + SPANS, data, UNIT_BYTES)
+    put(tables + SUMS, 0, 0)
+    cuda.call("cuMemsetD8Async", data, 7, UNIT_BYTES, stream)
+    cuda.call(*launch(cuda, function, tables, stream=stream))
+    cuda.call("cuMemsetD8Async", data, 8, UNIT_BYTES, stream)
+    assert simulator.process_usage().queued_operations == 3
+    assert get(tables + SUMS, 2) == [0, 0]
+    cuda.call("cuStreamSynchronize", stream)
+    assert get(tables + SUMS, 2) == list(sums_of(b"\7" * UNIT_BYTES))
+
+
+def test_there_are_no_tables_for_nvrtc(cuda: Driven) -> None:
+    assert cuda.refusal("cuGetExportTable", cuda.bindings.CUuuid()) == "NOT_FOUND"
+
+
+def test_what_is_refused(simulator: Simulator, cuda: Driven, module: Any) -> None:
+    assert cuda.refusal("cuModuleGetFunction", module, b"other") == "NOT_FOUND"
+    assert cuda.refusal("cuModuleGetFunction", 1, b"fingerprint") == "INVALID_HANDLE"
+    function, tables = cuda.call("cuModuleGetFunction", module, b"fingerprint"), cuda.reserve()
+    for wrong in ({"grid": 3}, {"block": 128}, {"shared": 4}, {"count": 0, "grid": 1}):
+        assert cuda.refusal(*launch(cuda, function, tables, **wrong)) == "INVALID_VALUE"
+    assert cuda.refusal(*launch(cuda, function, tables, stream=12345)) == "INVALID_HANDLE"
+    cuda.call("cuModuleUnload", module)
+    assert cuda.refusal("cuModuleUnload", module) == "INVALID_HANDLE"
+    assert cuda.refusal(*launch(cuda, function, tables)) == "INVALID_HANDLE"
+    assert simulator.process_usage().queued_operations == 0
+
+
+def test_memory_that_is_not_there_breaks_the_context(
+    simulator: Simulator, cuda: Driven, module: Any
+) -> None:
+    function = cuda.call("cuModuleGetFunction", module, b"fingerprint")
+    tables, block = cuda.block().address, cuda.block()
+    put(tables + SPANS, block.address, UNIT_BYTES)
+    cuda.drop(block)
+    cuda.call(*launch(cuda, function, tables))
+    assert cuda.refusal("cuCtxSynchronize") == "ILLEGAL_ADDRESS"
+    assert simulator.violations() == {"queued_copy_faulted": 1}
+
+
+def test_its_tables_are_in_use_while_it_is_queued(
+    simulator: Simulator, cuda: Driven, module: Any
+) -> None:
+    function = cuda.call("cuModuleGetFunction", module, b"fingerprint")
+    simulator.set_on_demand(True)
+    tables = cuda.block()
+    put(tables.address + SPANS, tables.address, 8)
+    cuda.call(*launch(cuda, function, tables.address))
+    cuda.call("cuModuleUnload", module)
+    cuda.call("cuMemUnmap", tables.address, UNIT_BYTES)
+    assert simulator.violations() == {"unload_in_use": 1, "unmap_in_use": 1}
+
+
+def test_a_kernel_can_be_made_to_fail(simulator: Simulator, cuda: Driven, module: Any) -> None:
+    function = cuda.call("cuModuleGetFunction", module, b"fingerprint")
+    tables = cuda.block().address
+    put(tables + SPANS, tables, 8)
+    simulator.fail("queuedKernel", cuda.error("LAUNCH_FAILED"))
+    cuda.call(*launch(cuda, function, tables))
+    assert cuda.refusal("cuCtxSynchronize") == "LAUNCH_FAILED"
+    assert simulator.calls("queuedKernel") == 1
+
+
+def test_modules_are_counted_until_they_or_their_context_end(
+    simulator: Simulator, cuda: Driven, module: Any
+) -> None:
+    cuda.call("cuModuleLoadDataEx", b"any image", 0, [], [])
+    assert simulator.process_usage().live_modules == 2
+    cuda.call("cuModuleUnload", module)
+    assert simulator.process_usage().live_modules == 1
+    cuda.call("cuDevicePrimaryCtxRelease", 0)
+    assert simulator.process_usage().live_modules == 0
