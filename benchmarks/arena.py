@@ -24,6 +24,7 @@ from sleepbackends.cumem.driver import CudaDriver
 from sleepbackends.cumem.probing import probe
 from sleepbackends.vmm import arena
 from sleepbackends.vmm.driver import Lane
+from sleepbackends.vmm.places import Slot
 
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -70,7 +71,7 @@ def device_memory(driver: CudaDriver, size_bytes: int) -> Iterator[int]:
             driver.call(cu.cuMemFree, address)
 
 
-def copy(lane: Lane, address: int, slot: arena.Slot) -> float:
+def copy(lane: Lane, address: int, slot: Slot) -> float:
     """Copy into a slot; return the moment at which its last piece was ready."""
     for part in slot.ranges:
         for piece in part.pieces():

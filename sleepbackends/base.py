@@ -33,7 +33,7 @@ from sleepbackends.mechanism import Mechanism
 from sleepbackends.policies import Policies, Policy, check_level
 from sleepbackends.protocol import API_VERSION
 from sleepbackends.reports import DiscardReport, ResumeReport, SuspendReport, compare
-from sleepbackends.residency import Move, Placement, moved
+from sleepbackends.residency import Move, moved
 from sleepbackends.settings import BackendSettings
 from sleepbackends.state import BackendState, check_tags
 
@@ -112,17 +112,20 @@ class BaseBackend(Mechanism, Generic[OptionsT]):
                     {block.tag for block in offload},
                 )
             started = time.perf_counter()
-            copied = 0
             if offload or drop:
-                copied = transactions.suspend(self, self.ledger, offload, drop, control)
+                transactions.suspend(self, self.ledger, offload, drop, control)
+            else:
+                control.start("suspend", 0)
             return SuspendReport(
                 backend=self.name,
                 operation="suspend",
                 level=level,
                 changed=bool(offload or drop),
                 tags=compare(before, self.ledger.state(), wanted),
-                copied_bytes=copied,
+                copied_bytes=control.progress.done_bytes - control.progress.clean_bytes,
+                clean_bytes=control.progress.clean_bytes,
                 seconds=time.perf_counter() - started,
+                phases=control.phases,
             )
 
     def resume(
@@ -155,9 +158,8 @@ class BaseBackend(Mechanism, Generic[OptionsT]):
                     left,
                 )
             started = time.perf_counter()
-            copied = 0
             if blocks:
-                copied = transactions.resume(
+                transactions.resume(
                     self,
                     self.ledger,
                     blocks,
@@ -165,14 +167,17 @@ class BaseBackend(Mechanism, Generic[OptionsT]):
                     self.settings.wait_for_memory_s,
                     control,
                 )
+            else:
+                control.start("resume", 0)
             after = self.ledger.state()
             return ResumeReport(
                 backend=self.name,
                 operation="resume",
                 changed=bool(blocks),
                 tags=compare(before, after, dict.fromkeys(wanted)),
-                copied_bytes=copied,
+                copied_bytes=control.progress.done_bytes,
                 seconds=time.perf_counter() - started,
+                phases=control.phases,
                 undefined_tags=after.undefined_tags() & wanted,
             )
 
@@ -191,7 +196,7 @@ class BaseBackend(Mechanism, Generic[OptionsT]):
         Guarantee: if it raises, either nothing changed, or ``error.report`` says exactly
         which tags are where.
         """
-        with self._transition("discard", control) as (_, before):
+        with self._transition("discard", control) as (control, before):
             wanted = check_tags(tags, before.tags, "discard")
             if not self.capabilities.supports_selective_release:
                 raise self._unsupported(
@@ -204,13 +209,16 @@ class BaseBackend(Mechanism, Generic[OptionsT]):
             blocks = self._asked(Move.DISCARD, wanted)
             started = time.perf_counter()
             if blocks:
-                transactions.discard(self, self.ledger, blocks)
+                transactions.discard(self, self.ledger, blocks, control)
+            else:
+                control.start("discard", 0)
             return DiscardReport(
                 backend=self.name,
                 operation="discard",
                 changed=bool(blocks),
                 tags=compare(before, self.ledger.state(), dict.fromkeys(wanted, Policy.DISCARD)),
                 seconds=time.perf_counter() - started,
+                phases=control.phases,
             )
 
     def mark_valid(self, tags: Collection[str]) -> None:
@@ -353,14 +361,9 @@ class BaseBackend(Mechanism, Generic[OptionsT]):
     def _asked(self, move: Move, tags: Collection[str]) -> list[Block]:
         """List the blocks that the move would change, or raise naming the tag in the way."""
         blocks = []
-        # Only a few placements occur, and this is asked of every block.
-        changes: dict[Placement, bool] = {}
         for block in self.ledger.blocks(tags):
-            place = block.placement
             try:
-                if place not in changes:
-                    changes[place] = moved(move, place) != place
-                if changes[place]:
+                if moved(move, block.placement) != block.placement:
                     blocks.append(block)
             except PolicyConflictError as error:
                 raise PolicyConflictError(

@@ -31,6 +31,9 @@ class Capabilities:
         Compiled kernels and modules survive.
     preserves_graphs_with_communicators : bool
         Captured graphs that contain collectives replay after a resume.
+    supports_staging : bool
+        ``stage(tags)`` copies contents while they are in use, so that a suspend has less
+        left to copy.
     supports_durable_storage : bool
         What a suspend keeps survives the end of this process.
     releases_device_context : bool
@@ -47,6 +50,7 @@ class Capabilities:
     preserves_communicators: bool = False
     preserves_compiled_artifacts: bool = False
     preserves_graphs_with_communicators: bool = False
+    supports_staging: bool = False
     supports_durable_storage: bool = False
     releases_device_context: bool = False
     owns_allocations: bool = False

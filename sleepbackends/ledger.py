@@ -102,13 +102,9 @@ class Ledger:
             If the transition table has no such move for one of them; it and those after
             it are unchanged.
         """
-        targets: dict[Placement, Placement] = {}
         try:
             for block in blocks:
-                place = block.placement
-                if place not in targets:
-                    targets[place] = moved(move, place)
-                block.placement = targets[place]
+                block.placement = moved(move, block.placement)
         finally:
             self._touch()
 

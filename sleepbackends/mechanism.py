@@ -66,7 +66,8 @@ class Mechanism(ABC):
 
         A yielded block is unmapped before the next one is asked for. Call
         ``control.advance`` with the bytes done as you go; it raises when the deadline has
-        passed. If this raises, or is closed half-way, ``forget`` is called for every block.
+        passed. If this raises, or is closed half-way, ``retire`` is called for every block
+        once it is mapped.
         """
 
     def saving_is_certain(self) -> bool:
@@ -124,6 +125,13 @@ class Mechanism(ABC):
     @abstractmethod
     def forget(self, block: Block) -> None:
         """Drop the saved copy of a block, if there is one. Must not raise."""
+
+    def retire(self, block: Block) -> None:
+        """Keep or drop the saved copy of a block that is mapped with its contents. Must not raise.
+
+        A mechanism that can tell what changed since may use it for the next save.
+        """
+        self.forget(block)
 
     @abstractmethod
     def release(self, block: Block) -> None:

@@ -14,6 +14,7 @@ from sleepbackends.fallback import (
     suspend_level,
 )
 from sleepbackends.policies import Policies, Policy, check_level
+from sleepbackends.reports import Staged
 from sleepbackends.state import BackendState, TagState, check_tags
 
 
@@ -56,6 +57,12 @@ class Plan:
         Why this strategy.
     host_bytes_needed : int
         Room for saved bytes, at most.
+    staged_bytes : int
+        How many of the bytes to be saved have a saved copy already, which is used where they
+        did not change since.
+    copy_s : float or None
+        Seconds that saving the rest would take at the best rate seen so far; None before
+        bytes were saved for the first time.
     reload_tags : frozenset of str
         Tags that the engine would have to refill.
     survives_exit : bool
@@ -71,6 +78,8 @@ class Plan:
     degraded: bool = False
     reason: str = ""
     host_bytes_needed: int = 0
+    staged_bytes: int = 0
+    copy_s: float | None = None
     reload_tags: frozenset[str] = frozenset()
     survives_exit: bool = False
     releases_device_context: bool = False
@@ -82,7 +91,11 @@ class Plan:
 
 
 def plan_sleep(
-    level: int, state: BackendState, policies: Policies, capabilities: Capabilities
+    level: int,
+    state: BackendState,
+    policies: Policies,
+    capabilities: Capabilities,
+    staged: Staged | None = None,
 ) -> Plan:
     """Plan a sleep.
 
@@ -111,11 +124,16 @@ def plan_sleep(
             operation="sleep",
             tags=kept,
         )
+    saved = sum(
+        min(tag.copied_bytes, staged.tags.get(name, 0)) for name, tag in tags.items() if staged
+    )
     return Plan(
         operation="sleep",
         changes=any(tag.size_bytes for tag in tags.values()),
         tags=tags,
         host_bytes_needed=copied,
+        staged_bytes=saved,
+        copy_s=(copied - saved) / staged.copy_bytes_s if staged and staged.copy_bytes_s else None,
         survives_exit=capabilities.supports_durable_storage,
         releases_device_context=level > 0 and capabilities.releases_device_context,
     )

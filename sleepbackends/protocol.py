@@ -13,7 +13,13 @@ from typing import Any, Protocol
 from sleepbackends.capabilities import Capabilities
 from sleepbackends.control import Control
 from sleepbackends.policies import Policies
-from sleepbackends.reports import DiscardReport, ResumeReport, SuspendReport
+from sleepbackends.reports import (
+    DiscardReport,
+    ResumeReport,
+    Staged,
+    StagingReport,
+    SuspendReport,
+)
 from sleepbackends.state import BackendState
 
 API_VERSION = 1
@@ -148,6 +154,79 @@ class SleepModeBackend(Protocol):
         Memory that the user still refers to stays valid if it is mapped. Repeating the
         call does nothing.
         """
+        ...
+
+
+class Staging(Protocol):
+    """Copies that are being made while the memory is in use."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, one way or another."""
+        ...
+
+    def pause(self) -> None:
+        """Copy nothing more until ``proceed``; what is being copied now is finished."""
+        ...
+
+    def proceed(self) -> None:
+        """Go on after ``pause``."""
+        ...
+
+    def cancel(self) -> None:
+        """Stop; what was staged so far is kept."""
+        ...
+
+    def wait(self, timeout_s: float | None = None) -> StagingReport:
+        """Wait until it has ended and tell what was done.
+
+        Raises
+        ------
+        TimeoutError
+            If it has not ended in time; it goes on.
+        SleepBackendsError
+            If it failed. What was staged before is kept, and nothing else was touched.
+        """
+        ...
+
+
+class StagingBackend(SleepModeBackend, Protocol):
+    """A backend that can copy ahead (``supports_staging``)."""
+
+    def stage(
+        self,
+        tags: Collection[str] | None = None,
+        *,
+        background: bool = True,
+        limit_gib_s: float = 8.0,
+    ) -> Staging:
+        """Make or refresh saved copies while the memory is in use.
+
+        A copy that the user tears by writing meanwhile is never taken for good. A staging
+        that is going on is ended first. Transitions do not wait for a staging, but for a
+        few milliseconds of it.
+
+        Parameters
+        ----------
+        tags : collection of str, optional
+            Which tags; by default those that a suspend at level 1 offloads. What is asleep
+            is left alone.
+        background : bool
+            Whether to return at once and do it in another thread.
+        limit_gib_s : float
+            The most to copy in a second.
+
+        Raises
+        ------
+        RequestError
+            If the limit is not positive, or a tag is unknown.
+        UnsupportedOperationError
+            If the backend cannot stage.
+        """
+        ...
+
+    def staged(self) -> Staged:
+        """Tell what is saved of memory that is in use."""
         ...
 
 

@@ -52,9 +52,14 @@ class TransitionReport:
     tags : mapping of str to TagChange
         Every tag the call was about.
     copied_bytes : int
-        Bytes saved or restored.
+        Bytes copied to save or restore them.
+    clean_bytes : int
+        Bytes that did not have to be copied, because a good copy was there.
     seconds : float
         How long it took.
+    phases : mapping of str to float
+        Seconds spent in its phases. Phases may lie inside one another: blocks are mapped
+        while others are being copied.
     """
 
     backend: str
@@ -62,7 +67,9 @@ class TransitionReport:
     changed: bool
     tags: Mapping[str, TagChange] = field(default_factory=dict)
     copied_bytes: int = 0
+    clean_bytes: int = 0
     seconds: float = 0.0
+    phases: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def released_bytes(self) -> int:
@@ -100,6 +107,44 @@ class ResumeReport(TransitionReport):
 @dataclass(frozen=True, kw_only=True)
 class DiscardReport(TransitionReport):
     """What a discard did."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagingReport:
+    """What was copied while the engine served.
+
+    Parameters
+    ----------
+    copied_bytes : int
+        Bytes that were copied, with their fingerprints known.
+    clean_bytes : int
+        Bytes that were saved already.
+    skipped_bytes : int
+        Bytes that went away or were saved otherwise meanwhile.
+    seconds : float
+        How long it took.
+    """
+
+    copied_bytes: int = 0
+    clean_bytes: int = 0
+    skipped_bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staged:
+    """What is saved of memory that is in use, and how fast the rest would be.
+
+    Parameters
+    ----------
+    tags : mapping of str to int
+        Bytes with a saved copy, by tag. A suspend copies again what has changed since.
+    copy_bytes_s : float, optional
+        The best rate at which bytes were saved so far; None before the first were.
+    """
+
+    tags: Mapping[str, int] = field(default_factory=dict)
+    copy_bytes_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from functools import cache
 from typing import NamedTuple
 
 from sleepbackends.errors import PolicyConflictError
@@ -101,6 +102,7 @@ _WHY_NOT = {
 }
 
 
+@cache  # asked of every block, and there are few answers
 def moved(move: Move, placement: Placement) -> Placement:
     """Return where a block is after a move; unchanged where the move repeats what is so.
 

@@ -27,49 +27,53 @@ def suspend(
     offload: Sequence[Block],
     drop: Sequence[Block],
     control: Control,
-) -> int:
-    """Save and unmap some blocks, then drop others; return the bytes copied.
+) -> None:
+    """Save and unmap some blocks, then drop others.
 
     Whatever must be kept is safe, or certain to be, before anything is lost. A failure
     before the first block was dropped brings back what was already unmapped, so nothing
     has changed; a failure after that leaves each block where the ledger says it is.
     """
-    mechanism.synchronize([*offload, *drop])
     # A stranded block is mapped but its saved copy is still owed.
     unsaved = _in_turn([block for block in offload if not block.placement.owed])
     control.start("suspend", _size(unsaved))
+    with control.phase("synchronize"):
+        mechanism.synchronize([*offload, *drop])
     mechanism.check_room_to_save(unsaved)
     moved: list[Block] = []
     dropped: list[Block] = []
     try:
         for block in offload:
             if block.placement.owed:
-                _offload(mechanism, ledger, block, moved)
+                _offload(mechanism, ledger, block, moved, control)
         # Closed here, not whenever the traceback lets go of it: copies may be under way.
         with closing(_save(mechanism, ledger, unsaved, moved, control)) as saved:
             for _ in saved:
                 if drop and not dropped and mechanism.saving_is_certain():
                     control.commit()
-                    _drop(mechanism, ledger, drop, dropped)
+                    _drop(mechanism, ledger, drop, dropped, control)
         if not dropped:
-            _drop(mechanism, ledger, drop, dropped)
+            _drop(mechanism, ledger, drop, dropped, control)
     except BaseException as error:
         if not dropped:
             _bring_back(mechanism, ledger, moved, error)
         for block in unsaved:
             if not block.placement.owed:
-                mechanism.forget(block)
+                mechanism.retire(block)
         raise
-    return _size(unsaved)
 
 
-def discard(mechanism: Mechanism, ledger: Ledger, blocks: Sequence[Block]) -> None:
+def discard(
+    mechanism: Mechanism, ledger: Ledger, blocks: Sequence[Block], control: Control
+) -> None:
     """Unmap blocks and forget their bytes.
 
     A failure leaves the blocks dealt with before it DISCARDED and the others as they were.
     """
-    mechanism.synchronize(blocks)
-    _drop(mechanism, ledger, blocks, [])
+    control.start("discard", 0)
+    with control.phase("synchronize"):
+        mechanism.synchronize(blocks)
+    _drop(mechanism, ledger, blocks, [], control)
 
 
 def resume(
@@ -79,8 +83,8 @@ def resume(
     fill: Fill,
     wait_for_memory_s: float,
     control: Control,
-) -> int:
-    """Map blocks again, restore what was saved, fill the rest; return the bytes copied.
+) -> None:
+    """Map blocks again, restore what was saved, fill the rest.
 
     All memory is taken before the first copy, and nothing is recorded or forgotten before
     the last copy has succeeded. After a failure everything is asleep as before.
@@ -88,7 +92,8 @@ def resume(
     give_up = time.monotonic() + wait_for_memory_s
     while True:
         try:
-            return _resume_once(mechanism, ledger, blocks, fill, control)
+            _resume_once(mechanism, ledger, blocks, fill, control)
+            return
         except NoRoomError as error:
             if time.monotonic() >= give_up:
                 if wait_for_memory_s:
@@ -110,9 +115,9 @@ def _save(
     saved = mechanism.save(blocks, control)
     waiting = {id(block) for block in blocks}
     try:
-        for block in saved:
+        while (block := _next(saved, "save", control)) is not None:
             _settle(waiting, block, "save")
-            _offload(mechanism, ledger, block, moved)
+            _offload(mechanism, ledger, block, moved, control)
             yield block
     finally:
         _close(saved)
@@ -120,20 +125,33 @@ def _save(
         raise MechanismError(f"save ended with {len(waiting)} of {len(blocks)} blocks not saved")
 
 
-def _offload(mechanism: Mechanism, ledger: Ledger, block: Block, moved: list[Block]) -> None:
-    mechanism.unmap(block)
+def _next(blocks: Iterator[Block], phase: str, control: Control) -> Block | None:
+    with control.phase(phase):
+        return next(blocks, None)
+
+
+def _offload(
+    mechanism: Mechanism, ledger: Ledger, block: Block, moved: list[Block], control: Control
+) -> None:
+    with control.phase("unmap"):
+        mechanism.unmap(block)
     ledger.apply(Move.OFFLOAD, block)
     moved.append(block)
 
 
 def _drop(
-    mechanism: Mechanism, ledger: Ledger, blocks: Sequence[Block], dropped: list[Block]
+    mechanism: Mechanism,
+    ledger: Ledger,
+    blocks: Sequence[Block],
+    dropped: list[Block],
+    control: Control,
 ) -> None:
     try:
-        for block in blocks:
-            mechanism.unmap(block)
-            ledger.apply(Move.DISCARD, block)
-            dropped.append(block)
+        with control.phase("drop"):
+            for block in blocks:
+                mechanism.unmap(block)
+                ledger.apply(Move.DISCARD, block)
+                dropped.append(block)
     finally:
         ledger.bump_epochs(dropped)
 
@@ -154,26 +172,27 @@ def _resume_once(
     blocks: Sequence[Block],
     fill: Fill,
     control: Control,
-) -> int:
+) -> None:
     owed = _in_turn([block for block in blocks if block.placement.owed])
     empty = [block for block in blocks if not block.placement.owed]
     unmapped = [block for block in (*owed, *empty) if not block.placement.mapped]
     control.start("resume", _size(owed))
-    mechanism.reserve(unmapped)
+    with control.phase("reserve"):
+        mechanism.reserve(unmapped)
     mapped: list[Block] = []
     try:
-        ready = _mapping(mechanism, owed, empty, fill, mapped)
+        ready = _mapping(mechanism, owed, empty, fill, mapped, control)
         _restore(mechanism, ready, owed, control)
         for _ in ready:
             pass  # to map what the restore had no reason to ask for
-        mechanism.synchronize(blocks)
+        with control.phase("synchronize"):
+            mechanism.synchronize(blocks)
     except BaseException as error:
         _undo_resume(mechanism, ledger, unmapped, mapped, error)
         raise
     ledger.apply(Move.RESUME, *blocks)
     for block in owed:
-        mechanism.forget(block)
-    return _size(owed)
+        mechanism.retire(block)
 
 
 def _mapping(
@@ -182,14 +201,17 @@ def _mapping(
     empty: Sequence[Block],
     fill: Fill,
     mapped: list[Block],
+    control: Control,
 ) -> Iterator[Block]:
     """Map block by block, so that what restores the first goes on beside the rest."""
     for block in owed:
-        _map(mechanism, block, mapped)
+        with control.phase("map"):
+            _map(mechanism, block, mapped)
         yield block
-    for block in empty:
-        _map(mechanism, block, mapped)
-        mechanism.fill(block, fill)
+    with control.phase("map"):
+        for block in empty:
+            _map(mechanism, block, mapped)
+            mechanism.fill(block, fill)
 
 
 def _map(mechanism: Mechanism, block: Block, mapped: list[Block]) -> None:
@@ -206,7 +228,7 @@ def _restore(
     restored = mechanism.restore(ready, control)
     waiting = {id(block) for block in blocks}
     try:
-        for block in restored:
+        while (block := _next(restored, "restore", control)) is not None:
             _settle(waiting, block, "restore")
     finally:
         _close(restored)

@@ -81,7 +81,7 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"quiesce_mode": "drain"}, ["quiesce_mode", "'abort'"]),
     ({"timeout_s": 0}, ["timeout_s", "greater than 0", "given: 0"]),
     ({"timeout_s": math.nan}, ["timeout_s"]),
-    ({"timeout_s": True}, ["timeout_s", "seconds"]),
+    ({"timeout_s": True}, ["timeout_s", "a number is needed"]),
     ({"wait_for_memory_s": -1}, ["wait_for_memory_s", "given: -1"]),
     ({"wait_for_memory_s": math.inf}, ["wait_for_memory_s", "finite"]),
     ({"fill": "zeo"}, ["fill", "'poison'"]),

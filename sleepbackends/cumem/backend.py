@@ -9,17 +9,21 @@ from typing import Any
 from sleepbackends.availability import Availability
 from sleepbackends.control import Control
 from sleepbackends.cumem.adopt import adopt
-from sleepbackends.cumem.driver import LIBRARY, CudaDriver, bindings_problem
+from sleepbackends.cumem.driver import LIBRARY, CudaDriver
 from sleepbackends.cumem.options import CumemOptions
+from sleepbackends.cumem.probing import probe
 from sleepbackends.cumem.region import CudaRegion
 from sleepbackends.cumem.torch_pools import TorchPools
-from sleepbackends.errors import RequestError, SleepBackendsError
+from sleepbackends.errors import RequestError
+from sleepbackends.hostmemory.directory import choose_directory
 from sleepbackends.policies import Policies
 from sleepbackends.reports import DiscardReport, SuspendReport
 from sleepbackends.settings import BackendSettings
 from sleepbackends.vmm.address_space import AddressSpace, library_path
 from sleepbackends.vmm.arena import Arena
 from sleepbackends.vmm.backend import VmmBackend
+from sleepbackends.vmm.disk import DiskStore
+from sleepbackends.vmm.places import Store
 
 
 class CumemBackend(VmmBackend[CumemOptions]):
@@ -36,6 +40,8 @@ class CumemBackend(VmmBackend[CumemOptions]):
     ------
     BackendUnavailableError
         If the driver, its bindings or the native library are missing.
+    StorageError
+        If saved bytes are to go to a disk, and the directory will not do.
     """
 
     name = "cumem"
@@ -44,38 +50,29 @@ class CumemBackend(VmmBackend[CumemOptions]):
         self, options: CumemOptions | None = None, settings: BackendSettings | None = None
     ) -> None:
         chosen = options or CumemOptions()
+        directory = None
+        if chosen.tier == "disk":
+            directory = choose_directory(chosen.disk_directory, "disk_directory")
         self.cuda = CudaDriver()
         space = AddressSpace(
             library_path("cuda"), LIBRARY, self.cuda, share_below_bytes=chosen.share_below_bytes
         )
-        arena = Arena(self.cuda, chosen.host_budget_bytes, chosen.retention)
-        verify = chosen.verify == "resume"
-        super().__init__(self.cuda, space, arena, verify, chosen, settings)
+        store: Store
+        if directory is not None:
+            store = DiskStore(directory, chosen.retention)
+        else:
+            store = Arena(self.cuda, chosen.host_budget_bytes, chosen.retention)
+        super().__init__(self.cuda, space, store, chosen.verify, chosen, settings)
         self._pools = TorchPools(space)
 
     @classmethod
     def probe(cls) -> Availability:
         """Tell whether there is a device with virtual memory management, and what it needs.
 
-        Never raises and creates no context.
+        Never raises, creates no context, and initialises no driver in a process that has not
+        done so: workers can still be forked from it.
         """
-        problem = bindings_problem()
-        if problem is not None:
-            return problem
-        try:
-            library_path("cuda")
-            driver = CudaDriver()
-            count = driver.device_count
-            able = [device for device in range(count) if driver.supports_virtual_memory(device)]
-        except SleepBackendsError as error:
-            return Availability(False, error.message, error.hint)
-        if not able:
-            return Availability(
-                False,
-                f"none of {count} CUDA devices has virtual memory management",
-                "use a device of compute capability 6.0 or newer with a current driver",
-            )
-        return Availability(True, f"{len(able)} CUDA device(s) with virtual memory management")
+        return probe()
 
     def suspend(
         self,
@@ -158,8 +155,48 @@ class CumemBackend(VmmBackend[CumemOptions]):
         return adopt(self, self._space, target, tag)
 
     @contextmanager
-    def graph_pool(self, tag: str, device: int | None = None) -> Iterator[tuple[int, int]]:
+    def outside_regions(self) -> Iterator[None]:
+        """Let what torch allocates in this thread be torch's own, even in the middle of a region.
+
+        What was freed by the end of the scope is given back to the device. Regions that are
+        opened inside count as usual. Without torch there is nothing to do.
+        """
+        with ExitStack() as scope:
+            if _torch_with_cuda() is not None:
+                scope.enter_context(self._pools.outside())
+            yield
+
+    def keep_free(self, size_bytes: int) -> None:
+        """Have allocations fail where they would leave less of a device free than this.
+
+        For whoever shares the device and does not allocate through torch. Waking up takes
+        what it needs; 0, as at the beginning, turns the margin off.
+
+        Raises
+        ------
+        RequestError
+            If the size is negative.
+        """
+        if size_bytes < 0:
+            raise RequestError(f"{size_bytes} bytes cannot be kept free")
+        self._space.keep_free(size_bytes)
+
+    @contextmanager
+    def graph_pool(
+        self, tag: str, device: int | None = None, *, shared_as: tuple[int, int] | None = None
+    ) -> Iterator[tuple[int, int]]:
         """Give a pool for capturing CUDA graphs, whose memory carries the tag.
+
+        Parameters
+        ----------
+        tag : str
+            The tag.
+        device : int, optional
+            Ordinal of the device; torch's current one by default.
+        shared_as : tuple of int, optional
+            A pool's id, of torch's or one that was given here: as long as a graph lives that
+            was captured for the same id, tag and device, the same pool is given, so that
+            these graphs share memory.
 
         Yields
         ------
@@ -181,7 +218,7 @@ class CumemBackend(VmmBackend[CumemOptions]):
         torch = _torch_with_cuda()
         if device is None:
             device = torch.cuda.current_device() if torch is not None else 0
-        with self._pools.capturing(tag, device) as pool_id:
+        with self._pools.capturing(tag, device, shared_as) as pool_id:
             yield pool_id
 
     def allocate(self, tag: str, size_bytes: int, device: int = 0) -> int:

@@ -13,11 +13,12 @@ from sleepbackends.availability import Availability
 from sleepbackends.capabilities import IN_PROCESS
 from sleepbackends.control import Control
 from sleepbackends.errors import ContentsLostError, StorageFullError
-from sleepbackends.host.directory import choose_directory, lock_directory, unlock_directory
+from sleepbackends.host.directory import lock_directory, unlock_directory
 from sleepbackends.host.options import HostOptions
 from sleepbackends.host.spool import Chunk, Spool
 from sleepbackends.hostmemory import driver
 from sleepbackends.hostmemory.backend import HostMemoryBackend, usable_cpus
+from sleepbackends.hostmemory.directory import choose_directory
 from sleepbackends.ledger import Block
 from sleepbackends.settings import BackendSettings
 
@@ -51,7 +52,12 @@ class HostBackend(HostMemoryBackend[HostOptions]):
         self._threads = chosen.threads or min(4, usable_cpus())
         self._chunk_bytes = chosen.chunk_bytes
         self._saved: dict[int, list[Chunk]] = {}
-        directory = choose_directory(chosen.spool_directory, chosen.allow_memory_filesystem)
+        directory = choose_directory(
+            chosen.spool_directory,
+            "spool_directory",
+            allow_memory=chosen.allow_memory_filesystem,
+            allow_hint=", or set allow_memory_filesystem=True",
+        )
         # Nobody else means the default directory, and unnamed files do not meet there.
         self._lock_fd = lock_directory(directory) if chosen.spool_directory else None
         self._spools: list[Spool] = []

@@ -10,11 +10,9 @@ was given back takes no storage, because the rest of it is a hole.
 
 from __future__ import annotations
 
-import errno
 import heapq
 import os
 import secrets
-import tempfile
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,11 +20,15 @@ from pathlib import Path
 
 import xxhash
 
-from sleepbackends.errors import SleepBackendsError, StorageError, StorageFullError
+from sleepbackends.errors import SleepBackendsError, StorageError
 from sleepbackends.hostmemory import driver
-from sleepbackends.hostmemory.files import read_into, write_all
-
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+from sleepbackends.hostmemory.files import (
+    available_bytes,
+    open_unnamed,
+    read_into,
+    storage_error,
+    write_all,
+)
 
 
 @dataclass
@@ -81,7 +83,7 @@ class Spool:
         self._slots = 0
         self._free_slots: list[int] = []
         self._process = os.getpid()
-        self._fd = _open_unnamed(directory)
+        self._fd = open_unnamed(directory, "spool_directory")
         self._close_file = weakref.finalize(self, os.close, self._fd)
 
     def allot(self, size_bytes: int) -> list[Chunk]:
@@ -151,8 +153,7 @@ class Spool:
 
     def available_bytes(self) -> int:
         """Return how much storage the file system has left for this user."""
-        status = os.fstatvfs(self._fd)
-        return status.f_bavail * status.f_frsize
+        return available_bytes(self._fd)
 
     def close(self) -> None:
         """Drop everything. Repeating the call does nothing."""
@@ -179,34 +180,5 @@ class Spool:
             )
 
     def _error(self, verb: str, error: OSError, size_bytes: int) -> SleepBackendsError:
-        message = f"spool in {os.fspath(self.directory)!r} cannot be {verb}: {error.strerror}"
-        if error.errno in _NO_SPACE:
-            return StorageFullError(
-                message,
-                needed_bytes=size_bytes,
-                available_bytes=self.available_bytes(),
-                hint="free space there, or choose another spool_directory",
-            )
-        return StorageError(
-            message, hint="repeat the call; if it goes on failing, look at the disk"
-        )
-
-
-def _open_unnamed(directory: Path) -> int:
-    flags = getattr(os, "O_TMPFILE", 0)
-    try:
-        if flags:
-            try:
-                # Exclusive: it cannot be given a name later either.
-                return os.open(directory, flags | os.O_RDWR | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            except OSError as error:
-                if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT):
-                    raise
-        fd, name = tempfile.mkstemp(prefix="sleepbackends-", dir=directory)
-        os.unlink(name)
-    except OSError as error:
-        raise StorageError(
-            f"no file can be made in spool directory {os.fspath(directory)!r}: {error.strerror}",
-            hint="choose a spool_directory that this user can write to",
-        ) from error
-    return fd
+        what = f"spool in {os.fspath(self.directory)!r} cannot be {verb}"
+        return storage_error(what, error, size_bytes, self._fd, "spool_directory")

@@ -146,6 +146,23 @@ def punch_hole(fd: int, offset: int, size_bytes: int) -> bool:
     return bool(fallocate(fd, mode, ctypes.c_long(offset), ctypes.c_long(size_bytes)) == 0)
 
 
+def preallocate(fd: int, size_bytes: int) -> None:
+    """Make a file so long, with storage behind all of it where the file system can do that.
+
+    Raises
+    ------
+    OSError
+        If there is not enough storage, or the file cannot be made so long.
+    """
+    # Not ``posix_fallocate``, which writes to every block where the file system cannot.
+    if _libc().fallocate(fd, 0, ctypes.c_long(0), ctypes.c_long(size_bytes)) == 0:
+        return
+    number = ctypes.get_errno()
+    if number not in (errno.EOPNOTSUPP, errno.ENOSYS):
+        raise OSError(number, os.strerror(number))
+    os.ftruncate(fd, size_bytes)
+
+
 @cache
 def _libc() -> Any:
     libc = ctypes.CDLL(None, use_errno=True)

@@ -6,11 +6,12 @@ from sleepbackends.testing.contract.faults import FaultTests
 from sleepbackends.testing.contract.lifecycle import LifecycleTests
 from sleepbackends.testing.contract.random_sequences import RandomSequenceTests
 from sleepbackends.testing.contract.selective import SelectiveTests
+from sleepbackends.testing.contract.staging import StagingTests
 from sleepbackends.testing.contract.threads import ThreadTests
 
 
 class BackendContractTests(
-    LifecycleTests, SelectiveTests, FaultTests, ThreadTests, RandomSequenceTests
+    LifecycleTests, SelectiveTests, StagingTests, FaultTests, ThreadTests, RandomSequenceTests
 ):
     """Everything the contract promises, for a backend built on ``BaseBackend``.
 

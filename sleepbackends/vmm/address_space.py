@@ -175,6 +175,13 @@ class AddressSpace:
         """Free what was allocated; legal in every residency, waits for running kernels."""
         self._native.sb_free(address, 0, 0, None)
 
+    def keep_free(self, size_bytes: int) -> None:
+        """Have allocations fail where they would leave less of a device free.
+
+        Waking up takes what it needs; 0 turns the margin off.
+        """
+        self._native.sb_keep_free(self._space, size_bytes)
+
     def begin(self) -> None:
         """Keep the extents there are from going and from gaining pieces until ``end``."""
         self._native.sb_begin(self._space)
@@ -270,6 +277,7 @@ def _declare(native: ctypes.CDLL) -> Any:
         "sb_enter_tag": (None, (number, number)),
         "sb_current_tag": (None, (pointer, pointer)),
         "sb_last_error": (number, ()),
+        "sb_keep_free": (None, (number, size)),
         "sb_begin": (None, (number,)),
         "sb_end": (None, (number,)),
         "sb_changes": (ctypes.c_uint64, ()),

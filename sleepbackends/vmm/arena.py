@@ -5,28 +5,30 @@ First touch and registration cost more than the copy itself when they come first
 chunk by a few threads, and a copy into a chunk is queued as soon as that chunk is ready.
 
 A chunk that the driver refuses to pin is used all the same: copies to and from it then go
-through the driver's own small ring of pinned memory, slower.
+through the buffers of ``ring``, or if not even those are pinned, through the driver's own,
+which is slow.
 """
 
 from __future__ import annotations
 
-import bisect
+import ctypes
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from sleepbackends.errors import HostMemoryError, SleepBackendsError
 from sleepbackends.host_limits import host_memory
 from sleepbackends.hostmemory import driver as host
+from sleepbackends.vmm import places
 from sleepbackends.vmm.driver import Driver
+from sleepbackends.vmm.fingerprint import host_fingerprint
+from sleepbackends.vmm.gaps import Gaps, carve_all
+from sleepbackends.vmm.places import Retention, Slot
 
 logger = logging.getLogger(__name__)
-
-Retention = Literal["retain", "release", "none"]
-"""What becomes of pinned memory once its bytes are restored: kept for the next sleep,
-given back in the background, or given back at once."""
 
 CHUNK_BYTES = 64 << 20
 """What one thread makes ready at a time."""
@@ -35,50 +37,54 @@ THREADS = 8
 """More threads make first touch and registration slower, not faster (1.9 s with 16)."""
 
 
-class Segment:
+class Segment(Gaps):
     """One mapping of host memory, in chunks that become ready one after another.
 
     Each chunk is a promise to tell, once its memory is there, whether it is pinned.
     """
 
     def __init__(self, address: int, size_bytes: int) -> None:
+        super().__init__(size_bytes)
         self.address = address
-        self.size_bytes = size_bytes
         self.chunks: list[Future[bool]] = []
-        self.free_bytes = size_bytes
-        self._gaps = [(0, size_bytes)]
+        self.views: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing of it is taken."""
-        return self.free_bytes == self.size_bytes
+        """Whether nothing of it is taken, and nobody looks at it."""
+        return self.free_bytes == self.size_bytes and not self.views
 
     @property
     def has_failed(self) -> bool:
         """Whether there was no memory for one of its chunks: it serves nobody any more."""
         return any(c.done() and not c.cancelled() and c.exception() for c in self.chunks)
 
-    def carve(self, size_bytes: int) -> Range:
-        """Take up to so many bytes from the first gap."""
-        offset, room = self._gaps[0]
-        taken = min(room, size_bytes)
-        if taken == room:
-            del self._gaps[0]
-        else:
-            self._gaps[0] = (offset + taken, room - taken)
-        self.free_bytes -= taken
-        return Range(self, offset, taken)
 
-    def give_back(self, offset: int, size_bytes: int) -> None:
-        """Return bytes, and join the gaps on either side."""
-        self.free_bytes += size_bytes
-        at = bisect.bisect(self._gaps, (offset, 0))
-        if at < len(self._gaps) and self._gaps[at][0] == offset + size_bytes:
-            size_bytes += self._gaps.pop(at)[1]
-        if at and sum(self._gaps[at - 1]) == offset:
-            before, room = self._gaps.pop(at - 1)
-            offset, size_bytes, at = before, room + size_bytes, at - 1
-        self._gaps.insert(at, (offset, size_bytes))
+class Piece(NamedTuple):
+    """Consecutive bytes of one chunk, ready to be copied to or from: a ``Place``.
+
+    Parameters
+    ----------
+    host : int
+        Address of the first.
+    size_bytes : int
+        How many there are.
+    pinned : bool
+        Whether a device copies from and to them at full speed.
+    """
+
+    host: int
+    size_bytes: int
+    pinned: bool
+
+    def write(self, source: int) -> None:
+        """Fill the piece with the bytes at an address."""
+        ctypes.memmove(self.host, source, self.size_bytes)
+
+    def read(self, target: int) -> bool:
+        """Copy the bytes to an address; they are taken to be sound."""
+        ctypes.memmove(target, self.host, self.size_bytes)
+        return True
 
 
 class Range(NamedTuple):
@@ -88,49 +94,64 @@ class Range(NamedTuple):
     offset: int
     size_bytes: int
 
-
-class Piece(NamedTuple):
-    """Consecutive bytes of one chunk, ready to be copied to or from.
-
-    Parameters
-    ----------
-    host : int
-        Address of the first.
-    size_bytes : int
-        How many there are.
-    """
-
-    host: int
-    size_bytes: int
-
-
-class Slot:
-    """Room for the saved bytes of one block, wherever there was some."""
-
-    def __init__(self, ranges: list[Range]) -> None:
-        self.ranges = ranges
+    @property
+    def address(self) -> int:
+        """Where the first is."""
+        return self.segment.address + self.offset
 
     @property
-    def size_bytes(self) -> int:
-        """How many bytes it holds."""
-        return sum(part.size_bytes for part in self.ranges)
+    def has_failed(self) -> bool:
+        """Whether its segment serves nobody any more."""
+        return self.segment.has_failed
+
+    def part(self, start: int, size_bytes: int) -> Range:
+        """Return some of the bytes, counted from the first."""
+        return Range(self.segment, self.offset + start, size_bytes)
 
     def pieces(self) -> Iterator[Piece]:
-        """Go through the slot, split where registrations meet, as each becomes ready.
+        """Go through the bytes, split where registrations meet, as each becomes ready.
+
+        What is not pinned comes in pieces that fit a buffer.
 
         Raises
         ------
         HostMemoryError
             If there is no memory; ``give_back`` the slot, and the next one will be elsewhere.
         """
-        for segment, offset, size_bytes in self.ranges:
-            end = offset + size_bytes
-            while offset < end:
-                number = offset // CHUNK_BYTES
-                stop = min(end, (number + 1) * CHUNK_BYTES)
-                segment.chunks[number].result()
-                yield Piece(segment.address + offset, stop - offset)
-                offset = stop
+        offset, end = self.offset, self.offset + self.size_bytes
+        while offset < end:
+            number = offset // CHUNK_BYTES
+            stop = min(end, (number + 1) * CHUNK_BYTES)
+            pinned = self.segment.chunks[number].result()
+            if not pinned:
+                stop = min(stop, offset + places.BUFFER_BYTES)
+            yield Piece(self.segment.address + offset, stop - offset, pinned)
+            offset = stop
+
+    def wait(self) -> None:
+        """Wait until all of it is ready; raises what ``pieces`` raises."""
+        for _ in self.pieces():
+            pass
+
+    def view(self, start: int, size_bytes: int) -> memoryview:
+        """Return a read-only view that keeps the memory mapped, counted from the first byte."""
+        buffer = host.buffer(self.address + start, size_bytes)
+        self.segment.views[id(buffer)] = buffer
+        return memoryview(buffer).cast("B").toreadonly()
+
+    def is_followed_by(self, other: Range) -> bool:
+        """Tell whether the other begins where this one ends."""
+        return self.segment is other.segment and self.offset + self.size_bytes == other.offset
+
+    def fingerprinting(self) -> Callable[[], int]:
+        """Return what computes the fingerprint of the bytes, and keeps them there until then."""
+        kept = self.view(0, self.size_bytes)
+
+        def compute() -> int:
+            with kept:
+                return host_fingerprint(self.address, self.size_bytes)
+
+        return compute
 
 
 class Arena:
@@ -146,6 +167,10 @@ class Arena:
         What becomes of memory whose bytes were restored.
     """
 
+    unit_bytes: ClassVar[int] = 1
+    chunk_limit_bytes: ClassVar[int | None] = None
+    fingerprints_all: ClassVar[bool] = False
+
     def __init__(self, driver: Driver, budget_bytes: int | None, retention: Retention) -> None:
         self._driver = driver
         self._budget_bytes = budget_bytes
@@ -153,6 +178,11 @@ class Arena:
         self._segments: list[Segment] = []
         self._lock = threading.Lock()
         self._workers = ThreadPoolExecutor(THREADS, thread_name_prefix="sleepbackends-pin")
+
+    @property
+    def retains(self) -> bool:
+        """Whether memory is kept that is not needed now."""
+        return self._retention == "retain"
 
     @property
     def held_bytes(self) -> int:
@@ -193,18 +223,7 @@ class Arena:
                 self._check_room(missing)
                 serving.append(self._new_segment(host.round_up(missing)))
                 self._segments.append(serving[-1])
-            segments = iter(serving)
-            segment = next(segments, None)
-            slots = []
-            for size in sizes:
-                ranges: list[Range] = []
-                while size and segment is not None:
-                    ranges.append(segment.carve(size))
-                    size -= ranges[-1].size_bytes
-                    if not segment.free_bytes:
-                        segment = next(segments, None)
-                slots.append(Slot(ranges))
-            return slots
+            return [Slot(ranges) for ranges in carve_all(serving, sizes, Range)]
 
     def give_back(self, slot: Slot) -> None:
         """Give a slot back; the memory is kept or given back as the policy says."""
@@ -286,6 +305,8 @@ class Arena:
 
     def _drop(self, segment: Segment) -> bool:
         """Unpin and unmap a segment; tell whether that worked, else it can be tried again."""
+        if segment.views:
+            return False
         for number, chunk in enumerate(segment.chunks):
             if chunk.cancel() or chunk.exception() is not None or not chunk.result():
                 continue

@@ -1,4 +1,4 @@
-"""The mechanism of backends over a device's virtual memory, above the driver.
+"""Backends over a device's virtual memory, above the driver: what their users call.
 
 A block of the ledger is an extent of the address space, with the bytes that were asked for
 in it as its size. Extents come and go while torch allocates and frees, so the ledger is
@@ -7,64 +7,48 @@ brought up to date whenever a transition begins and ends, and whenever somebody 
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator
+from concurrent.futures import wait
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 
-from sleepbackends.base import BaseBackend, OptionsT
+from sleepbackends.base import OptionsT
 from sleepbackends.capabilities import IN_PROCESS
 from sleepbackends.control import Control
-from sleepbackends.errors import DeviceMemoryError, SleepBackendsError, add_note
+from sleepbackends.errors import PolicyConflictError, RequestError
 from sleepbackends.ledger import Block
-from sleepbackends.mechanism import POISON_BYTE, Fill
+from sleepbackends.policies import Policy
+from sleepbackends.reports import Staged
+from sleepbackends.residency import Residency
 from sleepbackends.settings import BackendSettings
-from sleepbackends.state import BackendState
-from sleepbackends.vmm.address_space import AddressSpace, Extent
-from sleepbackends.vmm.arena import Arena
+from sleepbackends.state import BackendState, check_tags
+from sleepbackends.vmm.address_space import AddressSpace
 from sleepbackends.vmm.driver import Driver
-from sleepbackends.vmm.mover import Direction, Saved, move
-from sleepbackends.vmm.verify import check_restored, check_saved, checksum
+from sleepbackends.vmm.mechanism import VmmMechanism
+from sleepbackends.vmm.places import Store
+from sleepbackends.vmm.staging import Staging
+from sleepbackends.vmm.verify import Verify
 
 
-class VmmBackend(BaseBackend[OptionsT]):
-    """Unmaps and maps extents, and saves their bytes in pinned host memory.
+class VmmBackend(VmmMechanism[OptionsT]):
+    """Memory of devices by tag, saved to host memory or a disk; see ``VmmMechanism``."""
 
-    Parameters
-    ----------
-    driver : Driver
-        The device driver.
-    space : AddressSpace
-        Where memory is allocated.
-    arena : Arena
-        Where bytes are saved.
-    verify : bool
-        Whether saved and restored bytes are checked.
-    options, settings
-        As for every backend.
-    """
-
-    capabilities = IN_PROCESS
+    capabilities = replace(IN_PROCESS, supports_staging=True)
 
     def __init__(
         self,
         driver: Driver,
         space: AddressSpace,
-        arena: Arena,
-        verify: bool = False,
+        store: Store,
+        verify: Verify = "off",
         options: OptionsT | None = None,
         settings: BackendSettings | None = None,
     ) -> None:
-        super().__init__(options, settings)
-        self._driver = driver
-        self._space = space
-        self._arena = arena
-        self._verify = verify
-        self._saved: dict[int, Saved] = {}
-        self._certain = False
+        super().__init__(driver, space, store, verify, options, settings)
         self._followed = -1
-        # Devices on which work of ours may still be under way, and the host memory that it may
-        # still use although it was given back.
-        self._unsettled: set[int] = set()
-        self._held_back: list[Saved] = []
+        self._staging: Staging | None = None
 
     # The ledger follows the address space
 
@@ -77,19 +61,6 @@ class VmmBackend(BaseBackend[OptionsT]):
         """Let the address space go on, and account for what was freed meanwhile."""
         self._space.end()
         self._refresh()
-
-    def state(self) -> BackendState:
-        """Return what is where; never waits and changes nothing."""
-        self._follow()
-        return super().state()
-
-    def trim(self) -> int:
-        """Give pinned host memory back that holds nothing now, whatever the policy; return bytes.
-
-        The next suspend has to make it ready again, which costs more than the copy.
-        """
-        self._follow()
-        return self._arena.trim()
 
     def _follow(self) -> None:
         """Bring the ledger up to date, unless a transition is going on: that does it itself."""
@@ -122,144 +93,120 @@ class VmmBackend(BaseBackend[OptionsT]):
             )
         self._followed = changes
 
-    @abstractmethod
-    def device_name(self, device: int) -> str:
-        """Return what torch calls a device."""
+    # What users call
 
-    # The mechanism
+    def state(self) -> BackendState:
+        """Return what is where; never waits and changes nothing."""
+        self._follow()
+        return super().state()
 
-    def synchronize(self, blocks: Sequence[Block]) -> None:
-        """Wait for everything queued on the devices of these blocks."""
-        devices = {_extent(block).device for block in blocks}
-        self._unsettled |= devices
-        for device in devices:
-            self._settle(device)
+    def trim(self) -> int:
+        """Give room for saved bytes back that no tag asleep needs, whatever the policy.
 
-    def _settle(self, device: int) -> None:
-        self._driver.synchronize(device)
-        self._unsettled.remove(device)
-        held_back, self._held_back = self._held_back, []
-        for saved in held_back:
-            self._give_back(saved)
+        The next suspend has to make it ready again, which costs more than the copy, and to
+        copy everything.
 
-    def _give_back(self, saved: Saved) -> None:
-        if saved.device in self._unsettled:
-            self._held_back.append(saved)
-        else:
-            self._arena.give_back(saved.slot)
+        Returns
+        -------
+        int
+            How many bytes of host memory, or of a disk, were given back.
+        """
+        with self._locked("trim", Control()):
+            for block in self._spare([]):
+                self.forget(block)
+            return self._store.trim() + self._ring.trim()
 
-    def check_room_to_save(self, blocks: Sequence[Block]) -> None:
-        """Check that the arena can hold the bytes of these blocks."""
-        self._arena.check_room(sum(block.size_bytes for block in blocks))
+    def host_copy(self, address: int, size_bytes: int) -> memoryview:
+        """Return the saved bytes of memory that is asleep, read-only.
 
-    def save(self, blocks: Sequence[Block], control: Control) -> Iterator[Block]:
-        """Copy what is allocated in the blocks to the arena."""
-        self._certain = False
-        ranges = [self._space.live_ranges(_extent(block).id) for block in blocks]
-        slots = self._arena.take([sum(size for _, size in each) for each in ranges])
-        for block, live, slot in zip(blocks, ranges, slots, strict=True):
-            self._saved[block.address] = Saved(_extent(block).device, live, slot)
-        for block in self._move(blocks, "down", control):
-            if self._verify:
-                saved = self._saved[block.address]
-                saved.checksum = checksum(saved)
-            yield block
+        The view is of the saved bytes themselves where they lie in one piece, and shows them
+        as long as the tag is asleep.
 
-    def restore(self, blocks: Iterable[Block], control: Control) -> Iterator[Block]:
-        """Copy saved bytes back."""
-        if self._verify:
-            blocks = list(blocks)
-            check_saved([(block, self._saved[block.address]) for block in blocks])
-        for block in self._move(blocks, "up", control):
-            if self._verify:
-                lane = self._driver.lane(_extent(block).device, "copy")
-                check_restored(lane, block, self._saved[block.address])
-            yield block
+        Raises
+        ------
+        RequestError
+            If the memory is not the backend's.
+        PolicyConflictError
+            If it is awake or was discarded, so that no bytes are saved.
+        """
+        with self._locked("host_copy", Control()):
+            block = self._block_at(address)
+            if block is None:
+                raise RequestError(
+                    f"{address:#x} is not in memory of this backend",
+                    hint="is_managed(address) tells what is",
+                )
+            if not block.placement.owed:
+                raise PolicyConflictError(
+                    f"no bytes of tag {block.tag!r} are saved now: it is {block.residency.value}",
+                    hint="suspend it with the policy 'offload' first",
+                    tags=[block.tag],
+                )
+            return self._copies[block].view(address, size_bytes)
 
-    def _move(
-        self, blocks: Iterable[Block], direction: Direction, control: Control
-    ) -> Iterator[Block]:
-        pairs = ((block, self._saved[block.address]) for block in blocks)
-        return move(
-            *(self._driver, pairs, direction, control, self._all_queued, self._unsettled.add)
+    def stage(
+        self,
+        tags: Collection[str] | None = None,
+        *,
+        background: bool = True,
+        limit_gib_s: float = 8.0,
+    ) -> Staging:
+        """Make or refresh saved copies while the memory is in use; see ``StagingBackend``.
+
+        Raises
+        ------
+        RequestError
+            If the limit is not positive, or a tag is unknown; nothing changed.
+        ClosedError
+            If the backend was closed.
+        """
+        self._check_open()
+        if not limit_gib_s > 0:
+            raise RequestError(f"limit_gib_s must be more than 0, not {limit_gib_s}")
+        policies, known = self.settings.policies, self.ledger.tags()
+        if tags is None:
+            tags = [tag for tag in known if policies.at(tag, 1) is Policy.OFFLOAD]
+        wanted = check_tags(tags, known, "stage")
+        self._end_staging()
+        self._staging = Staging(
+            *(self._driver, self._ring, self._copies, partial(self._stageable, wanted)),
+            *(self._prepare, limit_gib_s),
         )
+        return self._staging.start() if background else self._staging.run()
 
-    def _all_queued(self) -> None:
-        self._certain = True
+    def _end_staging(self) -> None:
+        if self._staging is not None:
+            self._staging.cancel()
+            wait([self._staging.ended])
 
-    def saving_is_certain(self) -> bool:
-        """Tell whether all copies are queued: only the loss of the device can stop them."""
-        return self._certain
+    def staged(self) -> Staged:
+        """Tell what is saved of memory that is in use, and at which rate bytes were saved."""
+        tags: Counter[str] = Counter()
+        with self._locked("staged", Control()):
+            for block in self._spare([]):
+                tags[block.tag] += self._copies[block].known_bytes
+        return Staged(tags=tags, copy_bytes_s=self._best_bytes_s or None)
 
-    def unmap(self, block: Block) -> None:
-        """Unmap the extent and give its physical memory back."""
-        if _extent(block).device in self._unsettled:
-            self._settle(_extent(block).device)
-        self._space.unmap(_extent(block).id)
+    @contextmanager
+    def _stageable(self, tags: frozenset[str]) -> Iterator[list[Block]]:
+        with self._locked("stage", Control()):
+            places = ((block, block.placement) for block in self.ledger.blocks(tags))
+            yield [block for block, place in places if place.mapped and not place.owed]
 
-    def reserve(self, blocks: Sequence[Block]) -> None:
-        """Take the physical memory of all these extents."""
-        taken: list[Block] = []
-        try:
-            for block in blocks:
-                taken.append(block)
-                self._space.create(_extent(block).id, device=_extent(block).device)
-        except BaseException as error:
-            try:
-                self.unreserve(taken)
-            except SleepBackendsError as second:
-                add_note(error, f"not everything could be given back yet: {second!r}")
-            if isinstance(error, DeviceMemoryError):
-                raise self._no_room(blocks, _extent(taken[-1]).device) from error
-            raise
+    def close(self) -> None:
+        """Stop a staging, then as for every backend."""
+        self._end_staging()
+        super().close()
 
-    def _no_room(self, blocks: Sequence[Block], device: int) -> DeviceMemoryError:
-        # Counted after what this attempt had taken was given back.
-        extents = [_extent(block) for block in blocks]
-        needed = sum(extent.size_bytes for extent in extents if extent.device == device)
-        available = self._driver.free_bytes(device)
-        return DeviceMemoryError(
-            f"waking up needs {needed} bytes of {self.device_name(device)} and {available} "
-            "are available",
-            needed_bytes=needed,
-            available_bytes=available,
-            tags={block.tag for block in blocks},
-            hint="let another process give memory back and repeat the call, or set "
-            "wait_for_memory_s",
-        )
+    def residency_at(self, address: int) -> Residency | None:
+        """Tell where the byte at an address is; None if it is not in memory of this backend."""
+        self._follow()
+        block = self._block_at(address)
+        return None if block is None else block.residency
 
-    def unreserve(self, blocks: Sequence[Block]) -> None:
-        """Give back physical memory that was not mapped."""
-        for block in blocks:
-            self._space.release(_extent(block).id)
-
-    def map(self, block: Block) -> None:
-        """Map the physical memory that was reserved."""
-        self._space.map(_extent(block).id)
-
-    def fill(self, block: Block, fill: Fill) -> None:
-        """Queue filling the extent; the end of the resume waits for it."""
-        if fill is not Fill.NONE:
-            byte = POISON_BYTE if fill is Fill.POISON else 0
-            lane = self._driver.lane(_extent(block).device, "fill")
-            lane.fill(block.address, _extent(block).size_bytes, byte)
-
-    def forget(self, block: Block) -> None:
-        """Give the block's room in the arena back, if it has any."""
-        saved = self._saved.pop(block.address, None)
-        if saved is not None:
-            self._give_back(saved)
-
-    def release(self, block: Block) -> None:
-        """Extents are freed by their pieces, in the native library; see ``_refresh``."""
-        self.forget(block)
-
-    def shut_down(self) -> None:
-        """Give the pinned memory and the lanes back."""
-        self._arena.close()
-        self._driver.close()
-
-
-def _extent(block: Block) -> Extent:
-    extent: Extent = block.extra
-    return extent
+    def _block_at(self, address: int) -> Block | None:
+        """Return the block that an address lies in, gaps between its pieces included."""
+        for block in self.ledger.blocks():
+            if block.address <= address < block.address + block.extra.size_bytes:
+                return block
+        return None

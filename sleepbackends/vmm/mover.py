@@ -1,80 +1,74 @@
-"""Copies between device and pinned memory: queued without waiting, waited for once.
+"""Copies between devices and saved bytes: queued without waiting, waited for once.
 
 Each device copies on a lane of its own, so that the links of several devices are busy at
-once. Blocks are handed back in the order in which they were queued, as their copies land.
+once. What is not in pinned memory goes through a ring of buffers. Work is handed back in the
+order in which it was queued, as its copies land.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Generic, TypeVar
 
-from sleepbackends.control import Control
 from sleepbackends.errors import SleepBackendsError, add_note
-from sleepbackends.ledger import Block
-from sleepbackends.vmm.arena import Slot
-from sleepbackends.vmm.driver import Driver, Event, Lane
+from sleepbackends.vmm.driver import Driver, Event, Lane, LaneUse
+from sleepbackends.vmm.places import Place
+from sleepbackends.vmm.ring import Direction, Ring
 
-Direction = Literal["down", "up"]
-"""From the device to the host, or back."""
+__all__ = ["Direction", "Work", "move"]
 
 GROUP_BYTES: dict[Direction, int] = {"down": 1 << 30, "up": 4 << 30}
 """How much is copied between two points that are waited for. On an H200 each such point
 costs the link half a millisecond, 10 % with one for every 256 MiB; on the way down a group
 that has landed can be unmapped while the next is being copied."""
 
+SubjectT = TypeVar("SubjectT")
+
 
 @dataclass
-class Saved:
-    """Where the bytes of a block are saved.
+class Work(Generic[SubjectT]):
+    """Some copies of one device, and whatever they are about.
 
     Parameters
     ----------
     device : int
         Ordinal of the device.
-    ranges : sequence of (offset, size_bytes)
-        What of the block was saved: the bytes that were allocated then. In the slot they
-        lie one after another.
-    slot : Slot
-        Room for exactly those bytes.
-    checksum : int, optional
-        Of the bytes in the slot, where checks were asked for.
+    transfers : iterable of (address, place)
+        Device address, and where its bytes are saved. There may be none.
+    size_bytes : int
+        How many bytes are done with when they have landed, copied or not.
+    subject : object
+        For whoever made it.
+    intact : bool
+        Once its copies have landed: whether all bytes were as they had been saved. Those that
+        were not did not reach the device.
     """
 
     device: int
-    ranges: Sequence[tuple[int, int]]
-    slot: Slot
-    checksum: int | None = None
-
-    def copies(self, address: int) -> Iterator[tuple[int, int, int]]:
-        """List the copies: device address, host address, bytes; in the order of both."""
-        ranges = iter(self.ranges)
-        offset, left = 0, 0
-        for host, size_bytes in self.slot.pieces():
-            done = 0
-            while done < size_bytes:
-                if not left:
-                    offset, left = next(ranges)
-                step = min(left, size_bytes - done)
-                yield address + offset, host + done, step
-                offset, left, done = offset + step, left - step, done + step
+    transfers: Iterable[tuple[int, Place]]
+    size_bytes: int
+    subject: SubjectT
+    intact: bool = True
 
 
 def move(
     driver: Driver,
-    blocks: Iterable[tuple[Block, Saved]],
+    ring: Ring,
+    works: Iterable[Work[SubjectT]],
     direction: Direction,
-    control: Control,
     on_queued: Callable[[], None] = lambda: None,
     on_unsettled: Callable[[int], None] = lambda device: None,
-) -> Iterator[Block]:
-    """Copy blocks, queued as they come, and yield each when its copy has landed.
+    use: LaneUse = "copy",
+) -> Generator[Work[SubjectT], None, None]:
+    """Copy, queued as work comes, and yield each work when its copies have landed.
 
     However this ends, no copy is under way afterwards, except on devices for which
     ``on_unsettled`` was called: waiting for those failed too. ``on_queued`` is called once
-    every copy has been queued.
+    nothing but the loss of a device can keep the copies from being made.
 
     Raises
     ------
@@ -82,13 +76,14 @@ def move(
         If the driver refuses a copy, or one failed.
     HostMemoryError
         If there is no memory where a copy should go.
-    TransitionTimeoutError
-        If the deadline has passed.
+    StorageFullError, StorageError
+        If bytes cannot be written where a copy should go, or be read from there.
     """
     lanes: dict[int, Lane] = {}
     try:
-        yield from _move(driver, lanes, blocks, direction, control, on_queued)
+        yield from _move(partial(driver.lane, use=use), ring, lanes, works, direction, on_queued)
     except BaseException as error:
+        ring.settle()
         for device, lane in lanes.items():
             try:
                 lane.wait()
@@ -99,65 +94,75 @@ def move(
 
 
 def _move(
-    driver: Driver,
+    lane: Callable[[int], Lane],
+    ring: Ring,
     lanes: dict[int, Lane],
-    blocks: Iterable[tuple[Block, Saved]],
+    works: Iterable[Work[SubjectT]],
     direction: Direction,
-    control: Control,
     on_queued: Callable[[], None],
-) -> Iterator[Block]:
-    queued = deque[_Group]()
-    open_groups: dict[int, _Group] = {}
-    for block, saved in blocks:
-        device = saved.device
+) -> Generator[Work[SubjectT], None, None]:
+    queued = deque[_Group[SubjectT]]()
+    open_groups: dict[int, _Group[SubjectT]] = {}
+    for work in works:
+        device = work.device
         if device not in lanes:
-            lanes[device] = driver.lane(device, "copy")
-        _queue(lanes[device], block, saved, direction)
+            lanes[device] = lane(device)
         group = open_groups.setdefault(device, _Group())
-        group.add(block)
+        group.add(work, ring, lanes[device], direction)
         if group.size_bytes >= GROUP_BYTES[direction]:
             queued.append(open_groups.pop(device).closed(lanes[device]))
         while queued and queued[0].has_landed():
-            yield from queued.popleft().count(control)
+            ring.check()
+            yield from queued.popleft().works
     queued.extend(group.closed(lanes[device]) for device, group in open_groups.items())
+    ring.finish()
     on_queued()
     for group in queued:
         group.wait()
-        yield from group.count(control)
+        yield from group.works
 
 
-def _queue(lane: Lane, block: Block, saved: Saved, direction: Direction) -> None:
-    for address, host, size_bytes in saved.copies(block.address):
-        if direction == "down":
-            lane.to_host(host, address, size_bytes)
-        else:
-            lane.to_device(address, host, size_bytes)
-
-
-class _Group:
-    """Blocks whose copies are waited for together."""
+class _Group(Generic[SubjectT]):
+    """Work whose copies are waited for together."""
 
     def __init__(self) -> None:
-        self.blocks: list[Block] = []
+        self.works: list[Work[SubjectT]] = []
         self.size_bytes = 0
+        self._copies = 0
+        self._through_ring: list[tuple[Work[SubjectT], Future[bool]]] = []
         self._event: Event | None = None
 
-    def add(self, block: Block) -> None:
-        self.blocks.append(block)
-        self.size_bytes += block.size_bytes
+    def add(self, work: Work[SubjectT], ring: Ring, lane: Lane, direction: Direction) -> None:
+        self.works.append(work)
+        self.size_bytes += work.size_bytes
+        for address, place in work.transfers:
+            # Through memory that is not pinned either, a copy would only be made twice.
+            if place.host is None or (not place.pinned and ring.is_pinned):
+                copy = ring.copy(lane, direction, address, place)
+                self._through_ring.append((work, copy))
+                continue
+            self._copies += 1
+            if direction == "down":
+                lane.to_host(place.host, address, place.size_bytes)
+            else:
+                lane.to_device(address, place.host, place.size_bytes)
 
-    def closed(self, lane: Lane) -> _Group:
-        self._event = lane.event()
+    def closed(self, lane: Lane) -> _Group[SubjectT]:
+        if self._copies:
+            self._event = lane.event()
         return self
 
     def has_landed(self) -> bool:
-        return self._event is not None and self._event.done()
+        if not all(copy.done() for _, copy in self._through_ring):
+            return False
+        if self._event is not None and not self._event.done():
+            return False
+        self.wait()
+        return True
 
     def wait(self) -> None:
         if self._event is not None:
             self._event.wait()
-
-    def count(self, control: Control) -> Iterator[Block]:
-        for block in self.blocks:
-            control.advance(block.size_bytes)
-            yield block
+        for work, copy in self._through_ring:
+            work.intact &= copy.result()
+        self._through_ring.clear()

@@ -1,69 +1,77 @@
-"""Checks of saved and restored bytes, for those who ask for them.
+"""Checks of restored bytes, for those who ask for them.
 
-A saved copy gets a checksum as soon as it has landed and is checked against it before it is
-used: host memory must not have changed meanwhile. What was restored is read back from the
-device and compared with the saved copy.
+Each chunk has a fingerprint of the bytes that were saved. What was restored is fingerprinted
+on the device, or read back where the device cannot; where that differs, the saved copy is
+looked at, to tell a damaged copy from bytes that did not arrive.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+import random
+from collections.abc import Sequence
+from typing import Literal
 
-import xxhash
+from sleepbackends.errors import MechanismError
+from sleepbackends.vmm.copies import Chunk, HostCopy
+from sleepbackends.vmm.driver import Driver
+from sleepbackends.vmm.fingerprint import Span, host_fingerprint
 
-from sleepbackends.errors import ContentsLostError, MechanismError
-from sleepbackends.hostmemory import driver as host
-from sleepbackends.ledger import Block
-from sleepbackends.vmm.driver import Lane
-from sleepbackends.vmm.mover import Saved
+Verify = Literal["off", "sample", "resume"]
+"""What a resume checks: nothing, one chunk in ``SAMPLE`` and at least one of each block, or
+everything."""
 
-_STEP_BYTES = 16 << 20
-
-
-def checksum(saved: Saved) -> int:
-    """Compute the checksum of a saved copy."""
-    digest = xxhash.xxh3_128()
-    for address, size_bytes in saved.slot.pieces():
-        digest.update(host.view(address, size_bytes))
-    return digest.intdigest()
+SAMPLE = 16
 
 
-def check_saved(blocks: Iterable[tuple[Block, Saved]]) -> None:
-    """Compare saved copies with their checksums.
-
-    Raises
-    ------
-    ContentsLostError
-        If some differ; ``addresses`` names their blocks.
-    """
-    damaged = [block for block, saved in blocks if checksum(saved) != saved.checksum]
-    if damaged:
-        raise ContentsLostError(
-            f"the saved bytes of {len(damaged)} blocks changed while they slept",
-            addresses=[block.address for block in damaged],
-            tags={block.tag for block in damaged},
-            hint="resume again and reload these tags",
-        )
+def fingerprint_of_saved(chunk: Chunk) -> int:
+    """Return the fingerprint of a chunk's saved bytes, as the host finds it."""
+    return chunk.saved.fingerprinting()()
 
 
-def check_restored(lane: Lane, block: Block, saved: Saved) -> None:
-    """Read a block back from the device and compare it with its saved copy.
+def is_intact(driver: Driver, copy: HostCopy, verify: Verify) -> bool:
+    """Tell whether a block's saved bytes are what was saved, and have been restored.
 
     Raises
     ------
     MechanismError
-        If they differ. The saved copy is good: the resume can be repeated.
+        If the device holds other bytes although the saved copy is good: the resume can be
+        repeated.
     """
-    for address, saved_at, size_bytes in saved.copies(block.address):
-        for skip in range(0, size_bytes, _STEP_BYTES):
-            step = min(_STEP_BYTES, size_bytes - skip)
-            found = (ctypes.c_char * step)()
-            lane.to_host(ctypes.addressof(found), address + skip, step)
-            lane.wait()
-            if memoryview(found).cast("B") != host.view(saved_at + skip, step):
-                raise MechanismError(
-                    f"the device holds other bytes than were restored, near {address + skip:#x}",
-                    tags=[block.tag],
-                    hint="repeat the resume; if it fails again, the device or its link is faulty",
-                )
+    chunks = [chunk for chunk in _chosen(copy, verify) if chunk.fingerprint is not None]
+    found = _on_device(driver, copy.extent.device, [copy.span(chunk) for chunk in chunks])
+    for chunk, fingerprint in zip(chunks, found, strict=True):
+        if fingerprint == chunk.fingerprint:
+            continue
+        if fingerprint_of_saved(chunk) != chunk.fingerprint:
+            return False
+        raise MechanismError(
+            f"the device holds other bytes than were restored, near {copy.span(chunk).address:#x}",
+            tags=[copy.extent.tag],
+            hint="repeat the resume; if it fails again, the device or its link is faulty",
+        )
+    return True
+
+
+def _chosen(copy: HostCopy, verify: Verify) -> Sequence[Chunk]:
+    if verify == "resume":
+        return copy.chunks
+    if verify == "sample" and copy.chunks:
+        first = random.randrange(min(SAMPLE, len(copy.chunks)))  # noqa: S311 - no secret
+        return copy.chunks[first::SAMPLE]
+    return ()
+
+
+def _on_device(driver: Driver, device: int, spans: Sequence[Span]) -> list[int]:
+    pending = driver.fingerprint(device, spans) if spans else None
+    if pending is not None:
+        return pending.result()
+    return [_read_back(driver, device, span) for span in spans]
+
+
+def _read_back(driver: Driver, device: int, span: Span) -> int:
+    found = (ctypes.c_char * span.size_bytes)()
+    lane = driver.lane(device, "copy")
+    lane.to_host(ctypes.addressof(found), span.address, span.size_bytes)
+    lane.wait()
+    return host_fingerprint(ctypes.addressof(found), span.size_bytes)

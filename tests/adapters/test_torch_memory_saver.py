@@ -310,7 +310,7 @@ def test_pinned_memory_goes_after_a_resume_unless_it_is_retained(
     for retain in (True, False):
         saver.retain_cpu_backup = retain
         saver.pause()
-        arena = saver.backend._arena
+        arena = saver.backend._store
         assert arena.held_bytes >= SIZE_BYTES
         saver.resume()
         deadline = time.monotonic() + (0.2 if retain else 30)

@@ -30,6 +30,9 @@ from tests.simulators.cuda import Simulator
 
 Make = Callable[..., CumemBackend]
 
+# They count bytes of the device to the last one.
+pytestmark = pytest.mark.usefixtures("no_fingerprints")
+
 
 @pytest.fixture
 def make(simulator: Simulator) -> Iterator[Make]:
@@ -95,10 +98,10 @@ def test_blocks_freed_asleep_give_their_pinned_memory_back(make: Make) -> None:
     backend = make(share_below_bytes=0)
     pieces = [filled(backend, "weights", GRANULE_BYTES, i) for i in range(4)]
     backend.suspend(1)
-    assert backend._arena.used_bytes == 4 * GRANULE_BYTES
+    assert backend._store.used_bytes == 4 * GRANULE_BYTES
     for piece in pieces:
         piece.free()
-    assert backend._arena.used_bytes == 0
+    assert backend._store.used_bytes == 0
     assert backend.trim() == 4 * GRANULE_BYTES
     assert backend.trim() == 0
 
@@ -206,8 +209,10 @@ def test_damaged_host_copies_are_found(make: Make) -> None:
     backend = make(verify="resume", share_below_bytes=0)
     good, bad = filled(backend, "weights", 5000, 1), filled(backend, "lora", 5000, 2)
     backend.suspend(1)
-    (piece, *_) = backend._saved[bad.address].slot.pieces()
-    ctypes.memset(piece.host + 17, 0xEE, 1)
+    view = backend.host_copy(bad.address, 5000)
+    assert bytes(view) == bytes([2]) * 5000
+    ctypes.memset(ctypes.addressof(view.obj) + 17, 0xEE, 1)  # type: ignore[arg-type]
+    del view
     with pytest.raises(ContentsLostError) as caught:
         backend.resume()
     assert caught.value.addresses == {bad.address}

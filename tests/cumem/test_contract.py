@@ -38,3 +38,8 @@ class TestVerifying(TestCumem):
         share_below_bytes=0, verify="resume", retention="none"
     )
     random_settings = settings(BackendContractTests.random_settings, max_examples=30)
+
+
+class TestDisk(TestCumem):
+    options: ClassVar[CumemOptions] = CumemOptions(share_below_bytes=0, tier="disk")
+    random_settings = settings(BackendContractTests.random_settings, max_examples=30)

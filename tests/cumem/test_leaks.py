@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from typing import Literal
 
 import pytest
 
@@ -12,7 +13,7 @@ from sleepbackends.cumem.options import CumemOptions
 from sleepbackends.cumem.region import CudaMemory
 from sleepbackends.policies import Policies, Policy, TagPolicy
 from sleepbackends.settings import BackendSettings
-from sleepbackends.vmm import mover
+from sleepbackends.vmm import mover, places
 from tests.native.fixtures import DEVICES, GRANULE_BYTES
 from tests.simulators.cuda import Simulator
 
@@ -80,14 +81,23 @@ def load(backend: CumemBackend, source: random.Random) -> dict[CudaMemory, bytes
     return weights
 
 
-@pytest.mark.parametrize(("share_below_bytes", "cycles"), [(0, 40), (8 * GRANULE_BYTES, 200)])
+@pytest.mark.parametrize(
+    ("share_below_bytes", "cycles", "tier"),
+    [(0, 40, "memory"), (8 * GRANULE_BYTES, 200, "memory"), (8 * GRANULE_BYTES, 40, "disk")],
+)
 def test_nothing_is_left(
-    simulator: Simulator, monkeypatch: pytest.MonkeyPatch, share_below_bytes: int, cycles: int
+    simulator: Simulator,
+    monkeypatch: pytest.MonkeyPatch,
+    share_below_bytes: int,
+    cycles: int,
+    tier: Literal["memory", "disk"],
 ) -> None:
+    monkeypatch.setattr(places, "BUFFER_BYTES", GRANULE_BYTES)
     monkeypatch.setattr(mover, "GROUP_BYTES", {"down": GRANULE_BYTES, "up": GRANULE_BYTES})
     policies = Policies({"weights": KEPT, "scratch": KEPT, "runtime": PINNED})
     backend = CumemBackend(
-        CumemOptions(share_below_bytes=share_below_bytes), BackendSettings(policies=policies)
+        CumemOptions(share_below_bytes=share_below_bytes, tier=tier),
+        BackendSettings(policies=policies),
     )
     stop, source = threading.Event(), random.Random(5)  # noqa: S311 - test data
     weights = load(backend, source)
@@ -116,7 +126,7 @@ def test_nothing_is_left(
     for churn in churns:
         churn.free_all()
     assert not backend.ledger.blocks()
-    assert backend._arena.used_bytes == 0
+    assert backend._store.used_bytes == 0
     backend.close()
     check_nothing_is_held(simulator)
 

@@ -17,6 +17,7 @@ from sleepbackends.errors import DeviceMemoryError, HostMemoryError, TransitionT
 from sleepbackends.hostmemory import driver as host
 from sleepbackends.residency import Residency
 from sleepbackends.settings import BackendSettings
+from sleepbackends.vmm import places
 from tests.cumem.test_backend import Make, filled, holds, make
 from tests.native.fixtures import GRANULE_BYTES
 from tests.simulators.cuda import SharedDevices, Simulator
@@ -24,7 +25,11 @@ from tests.simulators.cuda.driving import elsewhere
 
 __all__ = ["make"]
 
+KIB = 1 << 10
 MIB = 1 << 20
+
+# They count bytes of the device to the last one.
+pytestmark = pytest.mark.usefixtures("no_fingerprints")
 
 
 @pytest.fixture
@@ -142,6 +147,25 @@ def test_pinning_is_refused(
     backend.resume()
     assert simulator.process_usage().pageable_copy_bytes == before, "refused for ever"
     assert holds(memory, 1)
+
+
+@pytest.mark.parametrize("buffers", [1, 3])
+def test_what_is_not_pinned_goes_through_buffers_that_are(
+    simulator: Simulator, make: Make, monkeypatch: pytest.MonkeyPatch, buffers: int
+) -> None:
+    monkeypatch.setattr(places, "BUFFER_BYTES", 64 * KIB)
+    simulator.set_pinned_limit_bytes(buffers * 64 * KIB)
+    backend = make(retention="none")
+    memory = [filled(backend, "weights", 5 * MIB + 7, 1 + device, device) for device in (0, 1)]
+    before = simulator.process_usage().pageable_copy_bytes
+    for _ in range(2):
+        backend.suspend(1)
+        assert 0 < simulator.process_usage().pinned_bytes <= buffers * 64 * KIB
+        backend.resume()
+        assert simulator.process_usage().pinned_bytes == 0, "kept although it is not retained"
+    assert simulator.process_usage().pageable_copy_bytes == before
+    assert holds(memory[0], 1)
+    assert holds(memory[1], 2)
 
 
 def test_no_host_memory_for_a_chunk(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

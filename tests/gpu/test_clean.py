@@ -79,7 +79,7 @@ def test_an_engine_that_keeps_writing(backend: CumemBackend) -> None:
     with backend.region("weights"):
         tensor = pattern(12 * MIB, 3)
     chooser = random.Random(3)  # noqa: S311 - not for secrets
-    stream = torch.cuda.Stream()
+    stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stop = threading.Event()
 
     def write() -> None:

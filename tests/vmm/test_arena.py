@@ -17,7 +17,9 @@ from sleepbackends.errors import HostMemoryError, MechanismError
 from sleepbackends.host_limits import HostMemory
 from sleepbackends.hostmemory import driver as host
 from sleepbackends.vmm import arena as module
-from sleepbackends.vmm.arena import Arena, Retention, Slot
+from sleepbackends.vmm import places
+from sleepbackends.vmm.arena import Arena, Piece
+from sleepbackends.vmm.places import Retention, Slot
 
 PAGE = 4096
 CHUNK = 4 * PAGE
@@ -75,8 +77,12 @@ def refuse(address: int, size_bytes: int) -> None:
     raise HostMemoryError("no memory")
 
 
+def pieces(slot: Slot) -> list[Piece]:
+    return [piece for part in slot.ranges for piece in part.pieces()]
+
+
 def ranges(slot: Slot) -> list[tuple[int, int]]:
-    return [(piece.host, piece.host + piece.size_bytes) for piece in slot.pieces()]
+    return [(piece.host, piece.host + piece.size_bytes) for piece in pieces(slot)]
 
 
 @settings(max_examples=60, deadline=None)
@@ -113,7 +119,7 @@ def test_slots_never_overlap(steps: list[Any]) -> None:
         assert arena.used_bytes == 0
         # All gaps were joined: everything is one piece of free memory per segment again.
         for segment in arena._segments:
-            assert segment.carve(segment.size_bytes).size_bytes == segment.size_bytes
+            assert segment.carve(segment.size_bytes) == (0, segment.size_bytes)
             segment.give_back(0, segment.size_bytes)
         arena.trim()
         assert arena.held_bytes == 0
@@ -123,14 +129,14 @@ def test_slots_never_overlap(steps: list[Any]) -> None:
 def test_a_slot_is_split_where_registrations_meet() -> None:
     with opened() as (arena, pins):
         (first, second) = arena.take([CHUNK - 100, 2 * CHUNK])
-        for piece in [*first.pieces(), *second.pieces()]:
+        for piece in [*pieces(first), *pieces(second)]:
             inside = [
                 start
                 for start, size in pins.pinned.items()
                 if start <= piece.host and piece.host + piece.size_bytes <= start + size
             ]
             assert len(inside) == 1, "a copy must not cross from one registration to the next"
-        assert [piece.size_bytes for piece in second.pieces()] == [100, CHUNK, CHUNK - 100]
+        assert [piece.size_bytes for piece in pieces(second)] == [100, CHUNK, CHUNK - 100]
 
 
 def test_where_pinning_is_refused_memory_is_used_unpinned() -> None:
@@ -143,6 +149,23 @@ def test_where_pinning_is_refused_memory_is_used_unpinned() -> None:
         arena.give_back(slot)
         pins.refuses = False
         assert arena.trim() == 2 * CHUNK
+
+
+def test_what_is_not_pinned_comes_in_pieces_that_fit_a_buffer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(places, "BUFFER_BYTES", 3 * PAGE)
+    with opened() as (arena, pins):
+        pins.refuses = True
+        (slot,) = arena.take([CHUNK + PAGE])
+        sizes = [(piece.size_bytes, piece.pinned) for piece in pieces(slot)]
+        assert sizes == [(3 * PAGE, False), (PAGE, False), (PAGE, False)]
+        source = ctypes.create_string_buffer(bytes(range(256)) * (3 * PAGE // 256))
+        pieces(slot)[0].write(ctypes.addressof(source))
+        assert slot.ranges[0].view(0, 3 * PAGE) == source.raw[:-1]
+        ctypes.memset(source, 0, len(source))
+        assert pieces(slot)[0].read(ctypes.addressof(source))
+        assert slot.ranges[0].view(0, 3 * PAGE) == source.raw[:-1]
 
 
 def test_a_chunk_without_memory_is_no_lasting_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,3 +256,17 @@ def test_a_mapping_that_is_refused_leaves_no_range(monkeypatch: pytest.MonkeyPat
             arena.take([PAGE])
         assert released == [PAGE]
         assert arena.held_bytes == 0
+
+
+def test_memory_that_is_looked_at_stays() -> None:
+    with opened() as (arena, _):
+        (slot,) = arena.take([2 * CHUNK])
+        ((start, _), *_) = ranges(slot)
+        ctypes.memset(start, 7, 2 * CHUNK)
+        view = slot.ranges[0].view(10, CHUNK)
+        assert view.readonly
+        arena.give_back(slot)
+        assert arena.trim() == 0
+        assert bytes(view) == bytes([7]) * CHUNK
+        del view
+        assert arena.trim() == 2 * CHUNK

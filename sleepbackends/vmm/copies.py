@@ -1,0 +1,264 @@
+"""Saved bytes of blocks, and what is known about them.
+
+A copy is kept after its block is awake again, where the policy of the store says so. Each
+chunk of it has a fingerprint; a chunk whose bytes on the device have the same one need not be
+copied again. Whether a copy is owed to its block is told by the ledger; all others are a
+cache, which goes as soon as its room is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from sleepbackends.errors import NoRoomError, RequestError
+from sleepbackends.hostmemory import driver as host
+from sleepbackends.ledger import Block
+from sleepbackends.vmm.address_space import Extent
+from sleepbackends.vmm.fingerprint import Span
+from sleepbackends.vmm.places import Place, Saved, Slot, Store
+
+CHUNK_BYTES = 32 << 20
+"""What is compared, and copied or not, as one, where the store has room for so much at a time."""
+
+
+@dataclass
+class Chunk:
+    """Consecutive bytes of a block and of a store.
+
+    Parameters
+    ----------
+    offset : int
+        Where they begin in the block's extent.
+    saved : Saved
+        Where they are.
+    fingerprint : int or None
+        Of the saved bytes; None where nothing is known of them.
+    writes : int
+        How often they were, or began to be, overwritten.
+    """
+
+    offset: int
+    saved: Saved
+    fingerprint: int | None = None
+    writes: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes it is."""
+        return self.saved.size_bytes
+
+    def overwrite(self) -> None:
+        """Note that from now on the saved bytes are neither the old ones nor the new ones."""
+        self.fingerprint = None
+        self.writes += 1
+
+
+class HostCopy:
+    """Room for the bytes of one block, in chunks.
+
+    Parameters
+    ----------
+    extent : Extent
+        The block's extent as it was when the room was taken.
+    ranges : sequence of (offset, size_bytes)
+        What of the extent is saved: the bytes that were allocated then.
+    slot : Slot
+        Room for exactly those bytes, each range of them rounded up to the store's unit.
+    store : Store
+        Whose room it is.
+    """
+
+    def __init__(
+        self, extent: Extent, ranges: Sequence[tuple[int, int]], slot: Slot, store: Store
+    ) -> None:
+        self.extent = extent
+        self.slot = slot
+        self.chunks = list(_cut(ranges, slot.ranges, store))
+
+    def fits(self, extent: Extent) -> bool:
+        """Tell whether nothing of the extent came or went since the room was taken."""
+        return (self.extent.id, self.extent.generation) == (extent.id, extent.generation)
+
+    @property
+    def known_bytes(self) -> int:
+        """How many saved bytes have a fingerprint."""
+        known = (chunk for chunk in self.chunks if chunk.fingerprint is not None)
+        return sum(chunk.size_bytes for chunk in known)
+
+    def span(self, chunk: Chunk) -> Span:
+        """Return where the bytes of a chunk are on the device."""
+        return Span(self.extent.address + chunk.offset, chunk.size_bytes)
+
+    def transfers(self, chunk: Chunk) -> Iterator[tuple[int, Place]]:
+        """List the copies of a chunk: device address, and where its bytes are saved.
+
+        Raises
+        ------
+        HostMemoryError
+            If there is no memory where it is to be saved.
+        """
+        address = self.extent.address + chunk.offset
+        for place in chunk.saved.pieces():
+            yield address, place
+            address += place.size_bytes
+
+    def view(self, address: int, size_bytes: int) -> memoryview:
+        """Return saved bytes, read-only; where they lie in one piece without copying them.
+
+        Raises
+        ------
+        RequestError
+            If not all of these addresses were allocated when the copy was made.
+        ContentsLostError
+            If the saved bytes are known to be damaged.
+        StorageError
+            If they cannot be read.
+        """
+        offset, end = address - self.extent.address, address - self.extent.address + size_bytes
+        parts: list[tuple[Saved, int, int]] = []
+        for chunk in self.chunks:
+            start, stop = max(offset, chunk.offset), min(end, chunk.offset + chunk.size_bytes)
+            if start < stop:
+                parts.append((chunk.saved, start - chunk.offset, stop - start))
+        if not parts or sum(size for _, _, size in parts) != size_bytes:
+            raise RequestError(
+                f"not all of the {size_bytes} bytes at {address:#x} were saved",
+                hint="ask for memory that was allocated when its tag went to sleep",
+            )
+        ranges = [saved for saved, _, _ in parts]
+        if all(one.is_followed_by(other) for one, other in pairwise(ranges)):
+            return ranges[0].view(parts[0][1], size_bytes)
+        return memoryview(b"".join(saved.view(start, size) for saved, start, size in parts))
+
+
+def _cut(
+    ranges: Sequence[tuple[int, int]], saved: Sequence[Saved], store: Store
+) -> Iterator[Chunk]:
+    """Cut where either the extent's or the slot's ranges end, and where a chunk is full."""
+    most = min(CHUNK_BYTES, store.chunk_limit_bytes or CHUNK_BYTES)
+    places = iter(saved)
+    place, used = None, 0
+    for offset, size_bytes in ranges:
+        end = offset + size_bytes
+        while offset < end:
+            if place is None or used == place.size_bytes:
+                place, used = next(places), 0
+            step = min(end - offset, place.size_bytes - used, most)
+            yield Chunk(offset, place.part(used, step))
+            offset, used = offset + step, used + host.round_up(step, store.unit_bytes)
+
+
+class Copies:
+    """The copies of one backend, by address of their blocks.
+
+    Parameters
+    ----------
+    store : Store
+        Where they are.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._copies: dict[int, HostCopy] = {}
+        # Devices on which work of ours may still be under way, and the room that it may
+        # still use although it was given back.
+        self._unsettled: set[int] = set()
+        self._held_back: list[HostCopy] = []
+
+    def __getitem__(self, block: Block) -> HostCopy:
+        return self._copies[block.address]
+
+    def __contains__(self, block: Block) -> bool:
+        return block.address in self._copies
+
+    def check_room(self, blocks: Sequence[Block], spare: Collection[Block]) -> None:
+        """Check that all these blocks can be saved, if need be at the cost of spare copies.
+
+        Raises
+        ------
+        NoRoomError
+            If they cannot.
+        """
+        needed = sum(self._round(block.size_bytes) for block in blocks if not self._usable(block))
+        try:
+            self._store.check_room(needed)
+        except NoRoomError:
+            if not self._evict(spare):
+                raise
+            self._store.check_room(needed)
+
+    def prepare(
+        self,
+        blocks: Sequence[Block],
+        spare: Collection[Block],
+        live_ranges: Callable[[int], list[tuple[int, int]]],
+    ) -> None:
+        """Have a copy for each block, with or without contents.
+
+        Raises
+        ------
+        NoRoomError
+            If there is no room; copies that were there are still there, unless spare.
+        """
+        new = [block for block in blocks if not self._usable(block)]
+        for block in new:
+            self.drop(block)
+        ranges = [live_ranges(block.extra.id) for block in new]
+        sizes = [sum(self._round(size) for _, size in each) for each in ranges]
+        try:
+            slots = self._store.take(sizes)
+        except NoRoomError:
+            if not self._evict(spare):
+                raise
+            slots = self._store.take(sizes)
+        for block, live, slot in zip(new, ranges, slots, strict=True):
+            self._copies[block.address] = HostCopy(block.extra, live, slot, self._store)
+
+    def retire(self, block: Block) -> None:
+        """Keep the copy of a block that does not need it, for the next time, if it is good."""
+        copy = self._copies.get(block.address)
+        if copy is None:
+            return
+        if not self._store.retains or copy.slot.has_failed:
+            self.drop(block)
+
+    def drop(self, block: Block) -> None:
+        """Give the room of a block's copy back, if there is one."""
+        copy = self._copies.pop(block.address, None)
+        if copy is not None:
+            self._give_back(copy)
+
+    def unsettle(self, device: int) -> None:
+        """Note that work under way on a device may still use host memory of ours."""
+        self._unsettled.add(device)
+
+    def is_settled(self, device: int) -> bool:
+        """Tell whether nothing of ours is under way on a device."""
+        return device not in self._unsettled
+
+    def settle(self, device: int) -> None:
+        """Note that a device has been waited for."""
+        self._unsettled.discard(device)
+        held_back, self._held_back = self._held_back, []
+        for copy in held_back:
+            self._give_back(copy)
+
+    def _round(self, size_bytes: int) -> int:
+        return host.round_up(size_bytes, self._store.unit_bytes)
+
+    def _usable(self, block: Block) -> bool:
+        copy = self._copies.get(block.address)
+        return copy is not None and copy.fits(block.extra)
+
+    def _evict(self, spare: Collection[Block]) -> bool:
+        for block in spare:
+            self.drop(block)
+        return bool(spare)
+
+    def _give_back(self, copy: HostCopy) -> None:
+        if copy.extent.device in self._unsettled:
+            self._held_back.append(copy)
+        else:
+            self._store.give_back(copy.slot)

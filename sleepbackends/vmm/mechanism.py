@@ -1,0 +1,244 @@
+"""The steps of a transition over extents: how bytes are saved, unmapped and brought back."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+
+from sleepbackends.base import BaseBackend, OptionsT
+from sleepbackends.control import Control
+from sleepbackends.errors import (
+    ContentsLostError,
+    DeviceMemoryError,
+    SleepBackendsError,
+    add_note,
+)
+from sleepbackends.ledger import Block
+from sleepbackends.mechanism import POISON_BYTE, Fill
+from sleepbackends.settings import BackendSettings
+from sleepbackends.vmm.address_space import AddressSpace, Extent
+from sleepbackends.vmm.copies import Copies
+from sleepbackends.vmm.driver import Driver
+from sleepbackends.vmm.mover import Direction, SubjectT, Work, move
+from sleepbackends.vmm.places import Store
+from sleepbackends.vmm.ring import Ring
+from sleepbackends.vmm.saving import to_restore, to_save
+from sleepbackends.vmm.verify import Verify, is_intact
+
+_TELLING_BYTES = 64 << 20
+"""Copies of less tell little about the link."""
+
+
+class VmmMechanism(BaseBackend[OptionsT]):
+    """Unmaps and maps extents, and saves their bytes in host memory or on a disk.
+
+    The extent of a block is its ``extra``.
+
+    Parameters
+    ----------
+    driver : Driver
+        The device driver.
+    space : AddressSpace
+        Where memory is allocated.
+    store : Store
+        Where bytes are saved.
+    verify : {"off", "sample", "resume"}
+        What a resume checks of the bytes that it restored.
+    options, settings
+        As for every backend.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        space: AddressSpace,
+        store: Store,
+        verify: Verify = "off",
+        options: OptionsT | None = None,
+        settings: BackendSettings | None = None,
+    ) -> None:
+        super().__init__(options, settings)
+        self._driver = driver
+        self._space = space
+        self._store = store
+        self._ring = Ring(driver)
+        self._verify = verify
+        self._copies = Copies(store)
+        self._certain = False
+        self._best_bytes_s = 0.0
+
+    @abstractmethod
+    def device_name(self, device: int) -> str:
+        """Return what torch calls a device."""
+
+    def synchronize(self, blocks: Sequence[Block]) -> None:
+        """Wait for everything queued on the devices of these blocks."""
+        devices = {_extent(block).device for block in blocks}
+        for device in devices:
+            self._copies.unsettle(device)
+        for device in devices:
+            self._settle(device)
+
+    def _settle(self, device: int) -> None:
+        self._driver.synchronize(device)
+        self._copies.settle(device)
+
+    def check_room_to_save(self, blocks: Sequence[Block]) -> None:
+        """Check that the store can hold the bytes of these blocks."""
+        self._copies.check_room(blocks, self._spare(blocks))
+
+    def _spare(self, besides: Sequence[Block]) -> list[Block]:
+        """List the blocks with a copy that nothing depends on."""
+        kept = {block.address for block in besides}
+        return [
+            block
+            for block in self.ledger.blocks()
+            if block in self._copies and not block.placement.owed and block.address not in kept
+        ]
+
+    def save(self, blocks: Sequence[Block], control: Control) -> Iterator[Block]:
+        """Copy what is allocated in the blocks to the store, but for what is there already."""
+        self._certain = False
+        started = time.perf_counter()
+        self._prepare(blocks)
+        pairs = [(block, self._copies[block]) for block in blocks]
+        # All of a block's memory may have been freed since the transition began.
+        yield from (block for block, copy in pairs if not copy.chunks)
+        pairs = [(block, copy) for block, copy in pairs if copy.chunks]
+        always_known, known_at_once = self._verify != "off", self._store.fingerprints_all
+        with closing(self._move(to_save(self._driver, pairs, control), "down")) as works:
+            for work in works:
+                saved = work.subject
+                saved.land(always_known=always_known, known_at_once=known_at_once)
+                control.advance(work.size_bytes, clean=saved.clean)
+                if saved.last:
+                    yield saved.block
+        self._note_rate(control.progress.done_bytes - control.progress.clean_bytes, started)
+
+    def _note_rate(self, copied_bytes: int, started: float) -> None:
+        if copied_bytes >= _TELLING_BYTES:
+            rate = copied_bytes / (time.perf_counter() - started)
+            self._best_bytes_s = max(rate, self._best_bytes_s)
+
+    def _prepare(self, blocks: Sequence[Block]) -> None:
+        self._copies.prepare(blocks, self._spare(blocks), self._space.live_ranges)
+
+    def restore(self, blocks: Iterable[Block], control: Control) -> Iterator[Block]:
+        """Copy saved bytes back.
+
+        Raises
+        ------
+        ContentsLostError
+            After all blocks were copied, if the saved bytes of some are damaged.
+        """
+        pairs = ((block, self._copies[block]) for block in blocks)
+        damaged: list[Block] = []
+        with closing(self._move(to_restore(pairs), "up")) as works:
+            for work in works:
+                block = work.subject
+                control.advance(work.size_bytes)
+                if work.intact and is_intact(self._driver, self._copies[block], self._verify):
+                    yield block
+                else:
+                    damaged.append(block)
+        if not self._store.retains:
+            self._ring.trim()
+        if damaged:
+            raise ContentsLostError(
+                f"the saved bytes of {len(damaged)} blocks changed while they slept",
+                addresses=[block.address for block in damaged],
+                tags={block.tag for block in damaged},
+                hint="resume again and reload these tags",
+            )
+
+    def _move(
+        self, works: Iterable[Work[SubjectT]], direction: Direction
+    ) -> Generator[Work[SubjectT], None, None]:
+        return move(
+            *(self._driver, self._ring, works, direction, self._all_queued, self._copies.unsettle)
+        )
+
+    def _all_queued(self) -> None:
+        self._certain = True
+
+    def saving_is_certain(self) -> bool:
+        """Tell whether only the loss of the device can keep the copies from being made."""
+        return self._certain
+
+    def unmap(self, block: Block) -> None:
+        """Unmap the extent and give its physical memory back."""
+        if not self._copies.is_settled(_extent(block).device):
+            self._settle(_extent(block).device)
+        self._space.unmap(_extent(block).id)
+
+    def reserve(self, blocks: Sequence[Block]) -> None:
+        """Take the physical memory of all these extents."""
+        taken: list[Block] = []
+        try:
+            for block in blocks:
+                taken.append(block)
+                self._space.create(_extent(block).id, device=_extent(block).device)
+        except BaseException as error:
+            try:
+                self.unreserve(taken)
+            except SleepBackendsError as second:
+                add_note(error, f"not everything could be given back yet: {second!r}")
+            if isinstance(error, DeviceMemoryError):
+                raise self._no_room(blocks, _extent(taken[-1]).device) from error
+            raise
+
+    def _no_room(self, blocks: Sequence[Block], device: int) -> DeviceMemoryError:
+        # Counted after what this attempt had taken was given back.
+        extents = [_extent(block) for block in blocks]
+        needed = sum(extent.size_bytes for extent in extents if extent.device == device)
+        available = self._driver.free_bytes(device)
+        return DeviceMemoryError(
+            f"waking up needs {needed} bytes of {self.device_name(device)} and {available} "
+            "are available",
+            needed_bytes=needed,
+            available_bytes=available,
+            tags={block.tag for block in blocks},
+            hint="let another process give memory back and repeat the call, or set "
+            "wait_for_memory_s",
+        )
+
+    def unreserve(self, blocks: Sequence[Block]) -> None:
+        """Give back physical memory that was not mapped."""
+        for block in blocks:
+            self._space.release(_extent(block).id)
+
+    def map(self, block: Block) -> None:
+        """Map the physical memory that was reserved."""
+        self._space.map(_extent(block).id)
+
+    def fill(self, block: Block, fill: Fill) -> None:
+        """Queue filling the extent; the end of the resume waits for it."""
+        if fill is not Fill.NONE:
+            byte = POISON_BYTE if fill is Fill.POISON else 0
+            lane = self._driver.lane(_extent(block).device, "fill")
+            lane.fill(block.address, _extent(block).size_bytes, byte)
+
+    def forget(self, block: Block) -> None:
+        """Give the block's room in the store back, if it has any."""
+        self._copies.drop(block)
+
+    def retire(self, block: Block) -> None:
+        """Keep the block's copy for the next save, if its room is retained."""
+        self._copies.retire(block)
+
+    def release(self, block: Block) -> None:
+        """Extents are freed by their pieces, in the native library; see ``_refresh``."""
+        self.forget(block)
+
+    def shut_down(self) -> None:
+        """Give the room for saved bytes and the lanes back."""
+        self._ring.trim()
+        self._store.close()
+        self._driver.close()
+
+
+def _extent(block: Block) -> Extent:
+    extent: Extent = block.extra
+    return extent

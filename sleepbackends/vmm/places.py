@@ -1,0 +1,191 @@
+"""Where saved bytes are: what memory and files have in common for whoever saves and restores.
+
+A store gives room for blocks, as slots; a slot consists of ranges; a range is copied piece by
+piece. Each piece is a place that a device copies to itself, or that host threads fill and empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, Protocol
+
+Retention = Literal["retain", "release", "none"]
+"""What becomes of room once its bytes are restored: kept for the next sleep, given back in the
+background, or given back at once."""
+
+BUFFER_BYTES = 16 << 20
+"""The most that a place holds which a device does not copy to itself."""
+
+
+class Place(Protocol):
+    """Consecutive saved bytes that are copied as one."""
+
+    @property
+    def host(self) -> int | None:
+        """Their address; None where they are not in memory."""
+        ...
+
+    @property
+    def size_bytes(self) -> int:
+        """How many there are; at most ``BUFFER_BYTES`` unless they are pinned."""
+        ...
+
+    @property
+    def pinned(self) -> bool:
+        """Whether a device copies from and to them at full speed."""
+        ...
+
+    def write(self, source: int) -> None:
+        """Fill the place with the bytes at an address, letting other threads run.
+
+        Raises
+        ------
+        StorageFullError, StorageError
+            If they cannot be written: the place holds anything.
+        """
+        ...
+
+    def read(self, target: int) -> bool:
+        """Copy the bytes to an address, letting other threads run; tell whether they are sound.
+
+        Raises
+        ------
+        StorageError
+            If they cannot be read.
+        """
+        ...
+
+
+class Saved(Protocol):
+    """Room for consecutive bytes: a range of a store."""
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes it holds."""
+        ...
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether there is nothing behind it, so that it is not worth keeping."""
+        ...
+
+    def part(self, start: int, size_bytes: int) -> Saved:
+        """Return the range of some of its bytes, counted from its first."""
+        ...
+
+    def pieces(self) -> Iterator[Place]:
+        """Go through its places, each once it can be used.
+
+        Raises
+        ------
+        HostMemoryError
+            If there is no memory for one.
+        """
+        ...
+
+    def wait(self) -> None:
+        """Wait until all of it can be used; raises what ``pieces`` raises."""
+        ...
+
+    def view(self, start: int, size_bytes: int) -> memoryview:
+        """Return some of its bytes, read-only, counted from its first.
+
+        Raises
+        ------
+        ContentsLostError
+            If they are known to be damaged.
+        StorageError
+            If they cannot be read.
+        """
+        ...
+
+    def is_followed_by(self, other: Any) -> bool:
+        """Tell whether a view may go on from the end of this range into another."""
+        ...
+
+    def fingerprinting(self) -> Callable[[], int]:
+        """Return what tells the fingerprint of the bytes, which stay there until it has."""
+        ...
+
+
+class Slot:
+    """Room for the saved bytes of one block, wherever there was some."""
+
+    def __init__(self, ranges: Sequence[Any]) -> None:
+        self.ranges: Sequence[Any] = ranges
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes it holds."""
+        return sum(part.size_bytes for part in self.ranges)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether there is nothing behind some of it."""
+        return any(part.has_failed for part in self.ranges)
+
+
+class Store(Protocol):
+    """Gives room for saved bytes."""
+
+    @property
+    def unit_bytes(self) -> int:
+        """What each range it is cut into begins at a multiple of."""
+        ...
+
+    @property
+    def chunk_limit_bytes(self) -> int | None:
+        """The most bytes that can be compared, and copied or not, as one."""
+        ...
+
+    @property
+    def fingerprints_all(self) -> bool:
+        """Whether it knows the fingerprints of what was saved without further work."""
+        ...
+
+    @property
+    def retains(self) -> bool:
+        """Whether room is kept that is not needed now."""
+        ...
+
+    @property
+    def held_bytes(self) -> int:
+        """How much room is held now, used or not."""
+        ...
+
+    @property
+    def used_bytes(self) -> int:
+        """How much of it holds something."""
+        ...
+
+    def check_room(self, size_bytes: int) -> None:
+        """Check that slots of so many bytes in all can be had.
+
+        Raises
+        ------
+        NoRoomError
+            If they cannot.
+        """
+        ...
+
+    def take(self, sizes: Sequence[int]) -> list[Slot]:
+        """Take slots of these sizes, multiples of ``unit_bytes``.
+
+        Raises
+        ------
+        NoRoomError
+            If there is not enough; nothing was taken.
+        """
+        ...
+
+    def give_back(self, slot: Slot) -> None:
+        """Give a slot back; the room is kept or given back as the policy says."""
+        ...
+
+    def trim(self) -> int:
+        """Give back what holds nothing; return the bytes."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back. Repeating the call does nothing."""
+        ...
