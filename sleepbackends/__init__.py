@@ -35,6 +35,7 @@ from sleepbackends.errors import (
     StorageError,
     StorageFullError,
     SuspendedError,
+    TransitionCancelledError,
     TransitionTimeoutError,
     UnknownBackendError,
     UnknownTagError,
@@ -44,25 +45,38 @@ from sleepbackends.errors import (
 from sleepbackends.fallback import ReleaseStrategy
 from sleepbackends.plan import Plan, TagPlan
 from sleepbackends.policies import Policies, Policy, TagPolicy
-from sleepbackends.protocol import API_VERSION, AllocatingBackend, SleepModeBackend
+from sleepbackends.protocol import (
+    API_VERSION,
+    AllocatingBackend,
+    SleepModeBackend,
+    Staging,
+    StagingBackend,
+)
 from sleepbackends.reports import (
     DiscardReport,
     FailureReport,
     ResumeReport,
+    Staged,
+    StagingReport,
     SuspendReport,
     TagChange,
     TransitionReport,
 )
 from sleepbackends.residency import Residency
 from sleepbackends.settings import BackendSettings
+from sleepbackends.sleep_state import SleepState
 from sleepbackends.state import BackendState, TagState
 
 if TYPE_CHECKING:
+    from sleepbackends.aio import AsyncOrchestrator
     from sleepbackends.base import BaseBackend
+    from sleepbackends.calls import Aftermath, Call, Outcome, aftermath_of
     from sleepbackends.config import SleepConfig, load_config
     from sleepbackends.hookspecs import BackendSpec, hookimpl
     from sleepbackends.ledger import Block
     from sleepbackends.mechanism import Fill
+    from sleepbackends.metrics import Metrics
+    from sleepbackends.observers import Observation
     from sleepbackends.orchestrator import Orchestrator
     from sleepbackends.registry import Registry
 
@@ -70,7 +84,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "API_VERSION",
+    "Aftermath",
     "AllocatingBackend",
+    "AsyncOrchestrator",
     "Availability",
     "BackendSettings",
     "BackendSpec",
@@ -79,6 +95,7 @@ __all__ = [
     "BaseBackend",
     "Block",
     "BusyError",
+    "Call",
     "Capabilities",
     "ClosedError",
     "ConfigurationError",
@@ -97,9 +114,12 @@ __all__ = [
     "InvalidLevelError",
     "InvalidOptionsError",
     "MechanismError",
+    "Metrics",
     "NoRoomError",
     "NoUsableBackendError",
+    "Observation",
     "Orchestrator",
+    "Outcome",
     "Plan",
     "PluginError",
     "Policies",
@@ -114,6 +134,11 @@ __all__ = [
     "SleepBackendsError",
     "SleepConfig",
     "SleepModeBackend",
+    "SleepState",
+    "Staged",
+    "Staging",
+    "StagingBackend",
+    "StagingReport",
     "Status",
     "StorageError",
     "StorageFullError",
@@ -123,6 +148,7 @@ __all__ = [
     "TagPlan",
     "TagPolicy",
     "TagState",
+    "TransitionCancelledError",
     "TransitionReport",
     "TransitionTimeoutError",
     "UnknownBackendError",
@@ -130,19 +156,27 @@ __all__ = [
     "UnsupportedOperationError",
     "WeightsFileError",
     "__version__",
+    "aftermath_of",
     "hookimpl",
     "load_config",
 ]
 
 # Loaded on first use: pydantic and pluggy take longer to import than all the rest together.
 _LAZY = {
+    "Aftermath": "calls",
+    "AsyncOrchestrator": "aio",
     "BackendSpec": "hookspecs",
     "BaseBackend": "base",
     "Block": "ledger",
+    "Call": "calls",
     "Fill": "mechanism",
+    "Metrics": "metrics",
+    "Observation": "observers",
     "Orchestrator": "orchestrator",
+    "Outcome": "calls",
     "Registry": "registry",
     "SleepConfig": "config",
+    "aftermath_of": "calls",
     "hookimpl": "hookspecs",
     "load_config": "config",
 }

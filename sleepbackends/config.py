@@ -41,8 +41,12 @@ PREFIX = "SLEEPBACKENDS_"
 FILE_VARIABLE = "SLEEPBACKENDS_CONFIG"
 """Names the configuration file, unless the caller names one."""
 
+VLLM_VARIABLE = "SLEEPBACKENDS_VLLM"
+"""Chooses this package inside vLLM; no field of the configuration."""
+
 _NESTED = "__"
 _TEST_PREFIX = "SLEEPBACKENDS_TEST_"
+_NO_FIELDS = (FILE_VARIABLE, DISABLE_VARIABLE, VLLM_VARIABLE)
 _LEVELS = ("level_1", "level_2")
 
 
@@ -58,18 +62,18 @@ def _both_levels(value: object) -> object:
     return value
 
 
-def _not_a_switch(seconds: object) -> object:
+def _not_a_switch(number: object) -> object:
     """Refuse ``timeout_s = true``, which pydantic would take for one second."""
-    if isinstance(seconds, bool):
-        raise ValueError("a number of seconds is needed")
-    return seconds
+    if isinstance(number, bool):
+        raise ValueError("a number is needed")
+    return number
 
 
 def _finite_or_none(seconds: float | None) -> float | None:
     return None if seconds == float("inf") else seconds
 
 
-_Seconds = Annotated[float, BeforeValidator(_not_a_switch)]
+_Number = Annotated[float, BeforeValidator(_not_a_switch)]
 
 if TYPE_CHECKING:  # what may be written; a TagPolicy is what is kept
     PolicyChoice = TagPolicy | Literal["keep", "offload", "discard"] | Mapping[str, str]
@@ -107,11 +111,19 @@ class SleepConfig(BaseModel):
     """What happens to requests in flight before a sleep: let them end (``wait``), end them
     (``abort``), or keep them where they are (``keep``)."""
 
-    timeout_s: Annotated[_Seconds | None, Field(gt=0), AfterValidator(_finite_or_none)] = 300.0
+    timeout_s: Annotated[_Number | None, Field(gt=0), AfterValidator(_finite_or_none)] = 300.0
     """Seconds each transition may take; None, or infinity, sets no deadline."""
 
-    wait_for_memory_s: Annotated[_Seconds, Field(ge=0, allow_inf_nan=False)] = 0.0
+    wait_for_memory_s: Annotated[_Number, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Seconds a resume waits for others to give memory back before it fails."""
+
+    staging: Literal["on_call", "automatic"] = "on_call"
+    """When contents are copied ahead, while the engine serves, so that a sleep has less left to
+    copy: only by ``stage()``, or also after ``loaded()`` and each wake-up (``automatic``)
+    where the backend can."""
+
+    stage_limit_gib_s: Annotated[_Number, Field(gt=0, allow_inf_nan=False)] = 8.0
+    """The most that is copied ahead in a second."""
 
     fill: Fill = Fill.ZERO
     """What discarded memory holds when it is mapped again: ``zero``, ``poison`` (0xA5 in every
@@ -226,9 +238,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     ours = {
         name: value
         for name, value in ours.items()
-        if name.startswith(PREFIX)
-        and not name.startswith(_TEST_PREFIX)
-        and name not in (FILE_VARIABLE, DISABLE_VARIABLE)
+        if name.startswith(PREFIX) and not name.startswith(_TEST_PREFIX) and name not in _NO_FIELDS
     }
     for name in ours:
         _check_variable(name)
@@ -252,7 +262,7 @@ def _check_variable(name: str) -> None:
     if field in SleepConfig.model_fields and all(keys) and (nests or not keys):
         return
     known = [known.upper() for known in SleepConfig.model_fields]
-    known += [other.removeprefix(PREFIX) for other in (FILE_VARIABLE, DISABLE_VARIABLE)]
+    known += [other.removeprefix(PREFIX) for other in _NO_FIELDS]
     # Compared without the prefix that they share, or each would look like all others.
     close = [PREFIX + guess for guess in get_close_matches(field.upper(), known)]
     raise ConfigurationError(

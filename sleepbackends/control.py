@@ -1,15 +1,18 @@
-"""The deadline and the progress of one transition."""
+"""The deadline, the progress and the cancellation of one transition."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sleepbackends.errors import TransitionTimeoutError
+from sleepbackends.errors import TransitionCancelledError, TransitionTimeoutError
 
 logger = logging.getLogger(__name__)
+
+_POLL_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -21,19 +24,22 @@ class Progress:
     operation : str
         ``"suspend"``, ``"resume"``, ...
     done_bytes, total_bytes : int
-        Bytes copied so far, and bytes to copy in all.
+        Bytes saved or restored so far, and in all.
+    clean_bytes : int
+        How many of those done were not copied, because a good copy was there.
     """
 
     operation: str
     done_bytes: int
     total_bytes: int
+    clean_bytes: int = 0
 
 
 ProgressCallback = Callable[[Progress], None]
 
 
 class Control:
-    """Carries a deadline and a progress callback through one transition.
+    """Carries a deadline, a progress callback and a cancellation through one transition.
 
     Parameters
     ----------
@@ -51,20 +57,24 @@ class Control:
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._on_progress = on_progress
         self._committed = False
+        self._cancelled = False
+        self._must_finish = False
         self.progress = Progress("", 0, 0)
+        self.phases: dict[str, float] = {}
 
     def remaining_s(self) -> float | None:
         """Return the seconds left, at least 0, or None without a deadline."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def check(self, doing: str = "") -> None:
-        """Give up if the deadline has passed.
+        """Give up if the deadline has passed or the transition was cancelled.
 
         Raises
         ------
-        TransitionTimeoutError
-            If it has. The transition rolls back.
+        TransitionTimeoutError, TransitionCancelledError
+            If so. The transition rolls back.
         """
+        self._check_cancelled(doing)
         if not self._committed and self.remaining_s() == 0.0:
             what = doing or self.progress.operation or "the transition"
             raise TransitionTimeoutError(
@@ -72,26 +82,83 @@ class Control:
                 hint="allow more time (timeout_s) or find what blocks it",
             )
 
-    def start(self, operation: str, total_bytes: int) -> None:
-        """Begin to count the bytes of one operation, under the deadline again."""
-        self._committed = False
-        self._publish(Progress(operation, 0, total_bytes))
+    def cancel(self) -> None:
+        """Ask the transition to give up; from any thread, and without waiting.
 
-    def commit(self) -> None:
-        """Let the operation finish whatever the deadline: it can no longer be undone."""
-        self._committed = True
+        It rolls back at its next ``check``, or finishes if there is none left or it can
+        no longer be undone: which of the two, the call that runs it tells by returning or
+        by raising ``TransitionCancelledError``.
+        """
+        self._cancelled = True
 
-    def advance(self, size_bytes: int) -> None:
-        """Count bytes as done.
+    def wait(self, attempt: Callable[[float], bool], doing: str = "") -> bool:
+        """Try until it succeeds, at most until the deadline; tell whether it did.
+
+        Parameters
+        ----------
+        attempt : callable
+            Waits for at most the given number of seconds and tells whether it succeeded.
+        doing : str
+            Named by the error.
 
         Raises
         ------
-        TransitionTimeoutError
-            If the deadline has passed.
+        TransitionCancelledError
+            If the transition was cancelled meanwhile.
+        """
+        while True:
+            self._check_cancelled(doing)
+            remaining_s = self.remaining_s()
+            # In short steps: a lock cannot be waited for together with a cancellation.
+            if attempt(_POLL_S if remaining_s is None else min(_POLL_S, remaining_s)):
+                return True
+            if remaining_s is not None and remaining_s <= _POLL_S:
+                return False
+
+    def start(self, operation: str, total_bytes: int) -> None:
+        """Begin to count the bytes of one operation, under the deadline again."""
+        self._committed = False
+        self.phases = {}
+        self._publish(Progress(operation, 0, total_bytes))
+
+    def commit(self) -> None:
+        """Let the operation finish whatever the deadline: it can no longer be undone.
+
+        A cancellation is ignored from here on, in the operations that follow too: what was
+        begun is brought to its end.
+        """
+        self._committed = self._must_finish = True
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the seconds that pass inside to one phase of the operation."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - started
+            self.phases[name] = self.phases.get(name, 0.0) + spent
+
+    def advance(self, size_bytes: int, *, clean: bool = False) -> None:
+        """Count bytes as done; clean ones had a good copy and were not copied.
+
+        Raises
+        ------
+        TransitionTimeoutError, TransitionCancelledError
+            As ``check``.
         """
         now = self.progress
-        self._publish(Progress(now.operation, now.done_bytes + size_bytes, now.total_bytes))
+        clean_bytes = now.clean_bytes + (size_bytes if clean else 0)
+        done_bytes = now.done_bytes + size_bytes
+        self._publish(Progress(now.operation, done_bytes, now.total_bytes, clean_bytes))
         self.check()
+
+    def _check_cancelled(self, doing: str) -> None:
+        if self._cancelled and not self._must_finish:
+            what = doing or self.progress.operation or "the transition"
+            raise TransitionCancelledError(
+                f"{what} was cancelled", hint="the same call can be made again"
+            )
 
     def _publish(self, progress: Progress) -> None:
         self.progress = progress

@@ -10,6 +10,7 @@ from sleepbackends.control import Progress
 from sleepbackends.fallback import ReleaseStrategy
 from sleepbackends.policies import Policies, Policy
 from sleepbackends.reports import TagChange, TransitionReport
+from sleepbackends.sleep_state import SleepState
 from sleepbackends.state import BackendState
 
 
@@ -40,6 +41,8 @@ class EngineState:
         Whether work is admitted.
     memory : BackendState
         What is where, tag by tag.
+    sleep_state : SleepState
+        The same in one word.
     pending_hooks : tuple of str
         Hooks that have to run before the engine may serve.
     fault : str
@@ -53,6 +56,7 @@ class EngineState:
     status: Status
     serving: bool
     memory: BackendState
+    sleep_state: SleepState
     pending_hooks: tuple[str, ...] = ()
     fault: str = ""
     transition: str = ""

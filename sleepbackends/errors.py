@@ -19,6 +19,7 @@
     ├── BusyError                           somebody else holds the memory; ``holders``
     ├── SuspendedError                      memory was needed while it is asleep
     ├── TransitionTimeoutError (TimeoutError)
+    ├── TransitionCancelledError            ``Control.cancel()`` was called in time
     ├── NoRoomError (MemoryError)           ``needed_bytes``, ``available_bytes``
     │   ├── HostMemoryError
     │   ├── DeviceMemoryError
@@ -183,6 +184,10 @@ class SuspendedError(SleepBackendsError):
 
 class TransitionTimeoutError(SleepBackendsError, TimeoutError):
     """A transition met its deadline and was rolled back as far as ``report`` says."""
+
+
+class TransitionCancelledError(SleepBackendsError):
+    """A transition was cancelled; it had not begun, or was rolled back as ``report`` says."""
 
 
 class NoRoomError(SleepBackendsError, MemoryError):

@@ -125,4 +125,6 @@ def run_release(
     )
     others = mapped - frozenset(tags)
     if strategy is ReleaseStrategy.SUSPEND_AND_RELOAD and others:
+        # Contents are dropped: no cancellation brings them back, so the rest is resumed.
+        control.commit()
         yield backend.resume(others, control=control)

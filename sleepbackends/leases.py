@@ -81,10 +81,14 @@ class Leases:
         BusyError
             If somebody still is at the deadline, or this very thread is, which could never
             leave; the error names the holders.
+        TransitionCancelledError
+            If the transition was cancelled meanwhile.
         """
         with self._changed:
             own = self._threads[threading.get_ident()] > 0
-            if own or not self._changed.wait_for(self._is_empty, control.remaining_s()):
+            if own or not control.wait(
+                lambda seconds: self._changed.wait_for(self._is_empty, seconds)
+            ):
                 holders = sorted(+self._holders)
                 where = "in this very thread" if own else f"after {control.timeout_s} s"
                 raise BusyError(

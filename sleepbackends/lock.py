@@ -59,6 +59,8 @@ class TransitionLock:
         BusyError
             If another transition did not end before the deadline, or if this thread is
             inside one already (a hook that calls back); the error names it.
+        TransitionCancelledError
+            If it was cancelled before it had the lock; nothing happened.
         """
         current = self.current
         if current is not None and current.thread_id == threading.get_ident():
@@ -68,8 +70,7 @@ class TransitionLock:
                 operation=operation,
                 holders=[str(current)],
             )
-        remaining_s = control.remaining_s()
-        if not self._lock.acquire(timeout=-1 if remaining_s is None else remaining_s):
+        if not control.wait(lambda seconds: self._lock.acquire(timeout=seconds), operation):
             holder = str(self.current or "a transition that has just ended")
             raise BusyError(
                 f"{operation} waited {control.timeout_s} s for {holder}",

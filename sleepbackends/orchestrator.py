@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +11,18 @@ from sleepbackends.config import SleepConfig, load_config
 from sleepbackends.control import Control, ProgressCallback
 from sleepbackends.engine import EngineHooks, QuiesceMode
 from sleepbackends.engine_state import EngineReport, EngineState, derive_status
-from sleepbackends.errors import ClosedError, HookError, SleepBackendsError, SuspendedError
 from sleepbackends.fallback import run_release
-from sleepbackends.lock import TransitionLock
+from sleepbackends.observers import Observers
 from sleepbackends.plan import Plan, plan_release, plan_sleep, plan_wake
-from sleepbackends.policies import Policy, check_level
-from sleepbackends.protocol import SleepModeBackend
-from sleepbackends.reports import TransitionReport, compare
+from sleepbackends.policies import Policies, check_level
+from sleepbackends.protocol import SleepModeBackend, Staging
+from sleepbackends.reports import TransitionReport
 from sleepbackends.selection import open_backend
 from sleepbackends.service import Service
-from sleepbackends.state import BackendState, check_tags
+from sleepbackends.sleep_state import derive_sleep_state
+from sleepbackends.staging import Stager
+from sleepbackends.state import check_tags
+from sleepbackends.transition import Transitions
 
 if TYPE_CHECKING:
     from sleepbackends.registry import Registry
@@ -57,8 +58,9 @@ class Orchestrator:
         self._policies = self.config.tag_policies
         self._hooks = hooks or EngineHooks()
         self._service = Service(backend, self._hooks, self._policies)
-        self._lock = TransitionLock()
-        self._closed = False
+        automatic = self.config.staging == "automatic"
+        self._stager = Stager(backend, automatic, self.config.stage_limit_gib_s)
+        self._transitions = Transitions(backend, self._service)
 
     @classmethod
     def create(
@@ -90,15 +92,26 @@ class Orchestrator:
         """What the backend can do."""
         return self.backend.capabilities
 
+    @property
+    def observers(self) -> Observers:
+        """Who is told of each transition when it has ended."""
+        return self._transitions.observers
+
     def state(self) -> EngineState:
         """Return what is where and whether the engine serves; never waits."""
-        memory = self.backend.state()
-        current = self._lock.current
         service = self._service
+        # Asked on both sides of the snapshot: a release may begin or end meanwhile.
+        releasing = service.releases.going_on
+        memory = self.backend.state()
+        releasing |= service.releases.going_on
+        current = self._transitions.lock.current
         return EngineState(
             status=derive_status(memory, self._policies, service.serving, service.fault),
             serving=service.serving,
             memory=memory,
+            sleep_state=derive_sleep_state(
+                memory, self._policies, service.releases.epochs, releasing
+            ),
             pending_hooks=service.owed.pending,
             fault=str(service.fault) if service.fault else "",
             transition=str(current) if current else "",
@@ -107,7 +120,9 @@ class Orchestrator:
 
     def plan_sleep(self, level: int = 1) -> Plan:
         """Tell what ``sleep(level)`` would do; raises what it would refuse with."""
-        return plan_sleep(level, self.backend.state(), self._policies, self.capabilities)
+        return plan_sleep(
+            level, self.backend.state(), self._policies, self.capabilities, self._stager.staged()
+        )
 
     def plan_wake(self, tags: Collection[str] | None = None) -> Plan:
         """Tell what ``wake_up(tags)`` would do; raises what it would refuse with."""
@@ -131,8 +146,10 @@ class Orchestrator:
         level: int = 1,
         *,
         mode: QuiesceMode | None = None,
+        policies: Policies | None = None,
         timeout_s: float | None = None,
         on_progress: ProgressCallback | None = None,
+        control: Control | None = None,
     ) -> EngineReport:
         """Stop serving and release memory following each tag's policy.
 
@@ -142,10 +159,15 @@ class Orchestrator:
             0 pauses only, 1 keeps contents, 2 drops what can be reloaded.
         mode : {"wait", "abort", "keep"}, optional
             What the engine does with running requests; the configuration's by default.
+        policies : Policies, optional
+            Use these for this call instead of the configured ones.
         timeout_s : float, optional
             Deadline of this call; the configuration's by default.
         on_progress : callable, optional
             Called with a ``Progress`` while bytes are copied.
+        control : Control, optional
+            Use this one in place of ``timeout_s`` and ``on_progress``; another thread may
+            cancel it.
 
         Raises
         ------
@@ -154,27 +176,26 @@ class Orchestrator:
         BusyError
             Another transition or a user of the memory was still there at the deadline;
             the engine serves on.
-        NoRoomError, TransitionTimeoutError, MechanismError
+        NoRoomError, TransitionTimeoutError, TransitionCancelledError, MechanismError
             The backend failed. Where nothing was released the engine serves on; otherwise
             ``error.report`` says what is where, and sleep and wake_up can be repeated.
         HookError
             The engine is FAULTED.
         """
         check_level(level)
-        with self._transition("sleep", timeout_s, on_progress) as (control, before):
-            self.plan_sleep(level)
-            started = time.perf_counter()
+        policies = policies or self._policies
+        control = control or self._control(timeout_s, on_progress)
+        with self._transitions.begin("sleep", control) as transition:
+            plan_sleep(level, transition.before, policies, self.capabilities)
             paused = self._service.pause(mode or self.config.quiesce_mode, control)
             steps: list[TransitionReport] = []
             if level:
                 with self._service.serving_on_after_failure(paused):
                     self._service.before_suspend()
-                    steps.append(
-                        self.backend.suspend(level, policies=self._policies, control=control)
-                    )
+                    steps.append(self.backend.suspend(level, policies=policies, control=control))
                 self._service.after_step(steps[0])
             self._service.rest()
-            return self._report("sleep", before, steps, started, changed=paused)
+            return transition.report(steps, changed=paused)
 
     def wake_up(
         self,
@@ -182,6 +203,7 @@ class Orchestrator:
         *,
         timeout_s: float | None = None,
         on_progress: ProgressCallback | None = None,
+        control: Control | None = None,
     ) -> EngineReport:
         """Take memory again, restore or reload it, and serve once everything is there.
 
@@ -190,35 +212,61 @@ class Orchestrator:
         tags : collection of str, optional
             Which tags; None means all. Tags that are awake are left alone; an empty
             collection does nothing.
-        timeout_s, on_progress
+        timeout_s, on_progress, control
             As in ``sleep``.
 
         Raises
         ------
         UnknownTagError, UnsupportedOperationError
             Refused; nothing changed.
-        NoRoomError, ContentsLostError, TransitionTimeoutError, MechanismError
+        NoRoomError, ContentsLostError, TransitionTimeoutError, TransitionCancelledError, \
+        MechanismError
             Everything is still asleep; the same call can be made again.
         HookError
             Memory is back, the engine is FAULTED; the same call runs the hooks that are
             still owed.
         """
-        with self._transition("wake_up", timeout_s, on_progress) as (control, before):
+        control = control or self._control(timeout_s, on_progress)
+        with self._transitions.begin("wake_up", control) as transition:
             self.plan_wake(tags)
-            started = time.perf_counter()
             was_serving = self._service.serving
             steps: list[TransitionReport] = []
             if not was_serving and (tags is None or tags):
                 steps.append(self.backend.resume(tags, control=control))
                 self._service.settle()
             woke = self._service.serving and not was_serving
-            return self._report("wake_up", before, steps, started, changed=woke)
+            report = transition.report(steps, changed=woke)
+        if woke:
+            self._stager.when_filled()
+        return report
+
+    def loaded(self) -> None:
+        """Say that the engine has loaded its contents: they are staged if so configured."""
+        self._stager.when_filled()
+
+    def stage(self, tags: Collection[str] | None = None, *, background: bool = True) -> Staging:
+        """Copy contents ahead while the engine serves, so that a sleep has less left to copy.
+
+        By default what a sleep at level 1 keeps; see ``StagingBackend.stage``.
+
+        Raises
+        ------
+        UnsupportedOperationError, UnknownTagError
+            The backend cannot stage, or there is no such tag.
+        """
+        return self._stager.stage(tags, background=background)
 
     def release_kv_cache(
-        self, *, timeout_s: float | None = None, on_progress: ProgressCallback | None = None
+        self,
+        *,
+        timeout_s: float | None = None,
+        on_progress: ProgressCallback | None = None,
+        control: Control | None = None,
     ) -> EngineReport:
         """Release the tag ``kv_cache`` and leave the rest resident; see ``release``."""
-        return self.release({_KV_CACHE}, timeout_s=timeout_s, on_progress=on_progress)
+        return self.release(
+            {_KV_CACHE}, timeout_s=timeout_s, on_progress=on_progress, control=control
+        )
 
     def release(
         self,
@@ -226,6 +274,7 @@ class Orchestrator:
         *,
         timeout_s: float | None = None,
         on_progress: ProgressCallback | None = None,
+        control: Control | None = None,
     ) -> EngineReport:
         """Stop serving, release the named tags and forget their contents.
 
@@ -236,16 +285,20 @@ class Orchestrator:
         ------
         RequestError, UnsupportedOperationError
             Refused; nothing changed, the engine serves on.
-        BusyError, NoRoomError, TransitionTimeoutError, MechanismError, HookError
+        BusyError, NoRoomError, TransitionTimeoutError, TransitionCancelledError, \
+        MechanismError, HookError
             As in ``sleep``.
         """
-        with self._transition("release", timeout_s, on_progress) as (control, before):
+        control = control or self._control(timeout_s, on_progress)
+        with self._transitions.begin("release", control) as transition:
             plan = self.plan_release(tags)
-            started = time.perf_counter()
             steps: list[TransitionReport] = []
             if plan.changes and plan.strategy is not None:
                 paused = self._service.pause(self.config.quiesce_mode, control)
-                with self._service.serving_on_after_failure(paused):
+                with (
+                    self._service.serving_on_after_failure(paused),
+                    self._service.releases.during(transition.before, tags),
+                ):
                     if plan.strategy.suspends_everything:
                         self._service.before_suspend()
                     for step in run_release(
@@ -254,9 +307,9 @@ class Orchestrator:
                         steps.append(step)
                         self._service.after_step(step, released=tags)
                 self._service.settle()
-            return self._report("release", before, steps, started, plan=plan)
+            return transition.report(steps, plan=plan)
 
-    def mark_valid(self, tags: Collection[str]) -> EngineReport:
+    def mark_valid(self, tags: Collection[str], *, control: Control | None = None) -> EngineReport:
         """Say that the caller has refilled these tags; serve if nothing else is missing.
 
         Raises
@@ -266,13 +319,12 @@ class Orchestrator:
         HookError
             The engine is FAULTED.
         """
-        with self._transition("mark_valid", None, None) as (_, before):
-            started = time.perf_counter()
-            check_tags(tags, before.tags, "mark_valid")
+        with self._transitions.begin("mark_valid", control or self._control()) as transition:
+            check_tags(tags, transition.before.tags, "mark_valid")
             self.backend.mark_valid(tags)
             if not self._service.serving:
                 self._service.settle()
-            return self._report("mark_valid", before, [], started)
+            return transition.report()
 
     @contextmanager
     def use(self, tags: Collection[str] | None = None, *, holder: str = "engine") -> Iterator[None]:
@@ -293,8 +345,9 @@ class Orchestrator:
             touched.
         """
         with self._service.leases.hold(holder, partial=tags is not None):
+            # Asked after the lease was counted: a transition that begins now waits for it.
             if tags is not None:
-                self._check_usable(tags)
+                self._service.check_usable(tags, self._busy())
             yield
 
     def close(self) -> None:
@@ -303,8 +356,8 @@ class Orchestrator:
         Saved bytes are dropped, unless the backend's storage is durable. Repeating the
         call does nothing.
         """
-        with self._lock.hold("close", Control()):
-            self._closed = True
+        with self._transitions.lock.hold("close", Control()):
+            self._transitions.closed = True
             self._service.leases.close_gate("the orchestrator was closed")
             self.backend.close()
 
@@ -314,72 +367,14 @@ class Orchestrator:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @contextmanager
-    def _transition(
-        self, operation: str, timeout_s: float | None, on_progress: ProgressCallback | None
-    ) -> Iterator[tuple[Control, BackendState]]:
-        control = Control(
-            timeout_s=self.config.timeout_s if timeout_s is None else timeout_s,
-            on_progress=on_progress,
-        )
-        try:
-            with self._lock.hold(operation, control):
-                if self._closed:
-                    raise ClosedError("the orchestrator was closed", hint="create a new one")
-                yield control, self.backend.state()
-        except SleepBackendsError as error:
-            error.backend = error.backend or self.backend.name
-            error.operation = error.operation or operation
-            if isinstance(error, HookError):
-                self._service.fault = error
-            raise
+    def _control(
+        self, timeout_s: float | None = None, on_progress: ProgressCallback | None = None
+    ) -> Control:
+        limit_s = self.config.timeout_s if timeout_s is None else timeout_s
+        return Control(timeout_s=limit_s, on_progress=on_progress)
 
-    def _check_usable(self, tags: Collection[str]) -> None:
-        # Asked after the lease was counted: a transition that begins now waits for it.
-        memory = self.backend.state()
-        wanted = check_tags(tags, memory.tags, "use")
-        unusable = sorted(wanted & memory.unusable_tags())
-        pending = self._service.owed.pending
-        if self._closed:
-            why = "the orchestrator was closed"
-        elif self._lock.current is not None:
-            why = f"{self._lock.current} is going on"
-        elif self._service.fault is not None:
-            why = "the engine is FAULTED"
-        elif unusable:
-            why = f"{unusable} are not resident and valid"
-        elif pending:
-            why = f"hooks have to run first: {', '.join(pending)}"
-        else:
-            return
-        raise SuspendedError(f"not admitted: {why}", hint="wake_up() first", tags=wanted)
-
-    def _report(
-        self,
-        operation: str,
-        before: BackendState,
-        steps: Sequence[TransitionReport],
-        started: float,
-        *,
-        changed: bool = False,
-        plan: Plan | None = None,
-    ) -> EngineReport:
-        after = self.backend.state()
-        policies: dict[str, Policy | None] = dict.fromkeys(after.tags)
-        for step in steps:
-            policies.update(
-                {tag: change.policy for tag, change in step.tags.items() if change.policy}
-            )
-        return EngineReport(
-            operation=operation,
-            backend=self.backend.name,
-            changed=changed or any(step.changed for step in steps),
-            serving=self._service.serving,
-            tags=compare(before, after, policies),
-            steps=tuple(steps),
-            strategy=plan.strategy if plan else None,
-            degraded=plan.degraded if plan else False,
-            reason=plan.reason if plan else "",
-            undefined_tags=after.undefined_tags(),
-            seconds=time.perf_counter() - started,
-        )
+    def _busy(self) -> str:
+        if self._transitions.closed:
+            return "the orchestrator was closed"
+        current = self._transitions.lock.current
+        return f"{current} is going on" if current else ""

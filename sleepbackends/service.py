@@ -7,13 +7,21 @@ from contextlib import contextmanager
 
 from sleepbackends.control import Control
 from sleepbackends.engine import EngineHooks, QuiesceMode
-from sleepbackends.errors import BusyError, HookError, SleepBackendsError, add_note
+from sleepbackends.errors import (
+    BusyError,
+    HookError,
+    SleepBackendsError,
+    SuspendedError,
+    TransitionCancelledError,
+    add_note,
+)
 from sleepbackends.leases import Leases
 from sleepbackends.obligations import Obligations
 from sleepbackends.policies import Policies
 from sleepbackends.protocol import SleepModeBackend
 from sleepbackends.reports import TransitionReport
-from sleepbackends.state import BackendState
+from sleepbackends.sleep_state import Releases
+from sleepbackends.state import BackendState, check_tags
 
 
 class Service:
@@ -33,6 +41,7 @@ class Service:
         self.leases = Leases()
         self.fault: HookError | None = None
         self.owed = Obligations(hooks)
+        self.releases = Releases()
         self._backend = backend
         self._policies = policies
         self._can_reload = hooks.reload is not None
@@ -53,6 +62,8 @@ class Service:
         BusyError
             Somebody still uses the memory at the deadline; an engine that was serving
             serves on.
+        TransitionCancelledError
+            The transition was cancelled; an engine that was serving serves on.
         """
         was_serving = self.serving
         self.leases.close_gate("the engine is asleep or about to sleep")
@@ -61,11 +72,43 @@ class Service:
             self._quiet = True
         try:
             self.leases.drain(control)
-        except BusyError:
+        except (BusyError, TransitionCancelledError):
             if was_serving:
                 self._serve()
             raise
         return was_serving
+
+    def check_usable(self, tags: Collection[str], busy: str) -> None:
+        """Check that work on some tags may go on.
+
+        Parameters
+        ----------
+        tags : collection of str
+            What the work needs.
+        busy : str
+            What keeps all work away, or nothing.
+
+        Raises
+        ------
+        UnknownTagError
+            If there is no such tag.
+        SuspendedError
+            If it may not.
+        """
+        memory = self._backend.state()
+        wanted = check_tags(tags, memory.tags, "use")
+        unusable = sorted(wanted & memory.unusable_tags())
+        if busy:
+            why = busy
+        elif self.fault is not None:
+            why = "the engine is FAULTED"
+        elif unusable:
+            why = f"{unusable} are not resident and valid"
+        elif self.owed.pending:
+            why = f"hooks have to run first: {', '.join(self.owed.pending)}"
+        else:
+            return
+        raise SuspendedError(f"not admitted: {why}", hint="wake_up() first", tags=wanted)
 
     def before_suspend(self) -> None:
         """Prepare the engine for a suspend of everything."""
@@ -75,6 +118,7 @@ class Service:
         """Note what a step of the backend leaves to be done."""
         if step.operation == "suspend":
             self.owed.suspended(self._backend.capabilities)
+        self.releases.note(step, released)
         self.owed.stale(step.dropped_tags | frozenset(released))
 
     @contextmanager

@@ -77,6 +77,7 @@ def test_installing_the_example_makes_it_appear() -> None:
         not in (
             "supports_selective_release",
             "supports_selective_resume",
+            "supports_staging",
             "supports_durable_storage",
             "releases_device_context",
         )
