@@ -14,6 +14,8 @@ from sleepbackends import (
     ClosedError,
     InvalidLevelError,
     Orchestrator,
+    Policies,
+    Policy,
     PolicyConflictError,
     ReleaseStrategy,
     RequestError,
@@ -21,6 +23,7 @@ from sleepbackends import (
     SleepConfig,
     Status,
     SuspendedError,
+    TagPolicy,
     UnknownTagError,
 )
 from sleepbackends.testing import FakeEngine, SimulatedBackend
@@ -293,3 +296,20 @@ def test_closing() -> None:
     for tags in (None, {"weights"}):
         with pytest.raises(SuspendedError, match="closed"), orchestrator.use(tags):
             raise AssertionError("admitted after close")
+
+
+def test_policies_of_one_call_come_before_the_configured_ones() -> None:
+    orchestrator, engine, memory = make(policies={"lora": "keep"})
+    kept = TagPolicy(Policy.OFFLOAD, Policy.OFFLOAD)
+    orchestrator.sleep(2, policies=Policies(dict.fromkeys(memory, kept)))
+    tags = orchestrator.backend.state().tags
+    assert all(tag.residencies == {Residency.OFFLOADED} for tag in tags.values())
+    orchestrator.wake_up()
+    assert all(memory[tag].read() == tag[:1].encode() * SIZE for tag in memory)
+    drop = TagPolicy(Policy.DISCARD, Policy.DISCARD)
+    engine.calls.clear()
+    orchestrator.sleep(1, policies=Policies({"weights": drop}))
+    with pytest.raises(PolicyConflictError):
+        orchestrator.sleep(1)
+    orchestrator.wake_up()
+    assert ("reload", frozenset({"weights"})) in engine.calls, "they are kept at level 1 otherwise"

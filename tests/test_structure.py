@@ -22,17 +22,20 @@ LAYERS = [
     {"errors", "availability", "capabilities"},
     {"policies", "residency", "state", "control"},
     {"ledger", "lock", "reports", "mechanism", "settings", "protocol", "transactions", "failures"},
-    {"base", "engine", "hookspecs", "host_limits", "leases"},
-    {"fallback", "obligations", "plan", "engine_state", "service"},
+    {"base", "engine", "hookspecs", "host_limits", "interpreter", "leases"},
+    {"sleep_state", "fallback", "obligations", "plan", "engine_state", "service", "staging"},
+    {"observers", "transition"},
     {"tensors"},
     {"hostmemory"},
     {"vmm"},
     {"host", "cumem"},
     {"plugins", "registry", "config", "selection"},
     {"orchestrator"},
+    {"aio", "calls", "metrics"},
     {"testing"},
-    {"examples", "demo"},
+    {"examples", "demo", "bench"},
     {"cli"},
+    {"adapters"},
 ]
 BACKENDS = {"host", "cumem"}
 

@@ -1,0 +1,121 @@
+"""vLLM itself over our memory: tokens, contents, room, with and without CUDA graphs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sleepbackends.adapters.vllm.versions import SUPPORTED, find
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 540.0
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "SLEEPBACKENDS_BACKEND": "cumem",
+    "SLEEPBACKENDS_VLLM": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+}
+
+
+def obstacle() -> str:
+    try:
+        installed = version("vllm")
+    except PackageNotFoundError:
+        return "vLLM is not installed"
+    if find(installed) is None:
+        return f"vLLM {installed} is none of those supported: {', '.join(SUPPORTED)}"
+    return ""
+
+
+pytestmark = [
+    pytest.mark.skipif(bool(obstacle()), reason=obstacle()),
+    pytest.mark.timeout(TIMEOUT_S + 30),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama with random weights, large enough for the tokens to depend on them."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("model")
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=512,
+        initializer_range=0.05,
+        tie_word_embeddings=False,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    torch.manual_seed(7)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def run(model: Path, scenario: str, **env: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.vllm_scenarios", str(model), scenario],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=TIMEOUT_S,
+        env={**os.environ, **ENVIRONMENT, **env},
+        check=False,
+    )
+    said = f"{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+    assert done.returncode == 0, said
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    wrong = [what for what, holds in found.items() if holds is not True]
+    assert not wrong, f"{wrong}\n{said}"
+    return found
+
+
+@pytest.mark.parametrize("scenario", ["eager", "graphs"])
+def test_everything(model: Path, scenario: str) -> None:
+    found = run(model, scenario)
+    assert len(found) > 20
+
+
+def test_an_engine_in_a_child_process(model: Path) -> None:
+    run(model, "child", VLLM_ENABLE_V1_MULTIPROCESSING="1")
+
+
+def test_unchosen_vllm_is_as_it_was(model: Path) -> None:
+    run(model, "plain", SLEEPBACKENDS_VLLM="")
+
+
+def test_a_backend_that_cannot_be_used_leaves_vllm_its_own(model: Path) -> None:
+    run(model, "foreign", SLEEPBACKENDS_BACKEND="host")
+
+
+def test_the_example(model: Path) -> None:
+    command = [sys.executable, "examples/vllm_sleep.py", "--graphs"]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=TIMEOUT_S,
+        env={**os.environ, **ENVIRONMENT},
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
