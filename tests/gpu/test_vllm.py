@@ -67,7 +67,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         eos_token_id=2,
     )
     torch.manual_seed(7)
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    model: Any = LlamaForCausalLM(config)
+    model.to(torch.bfloat16).save_pretrained(folder)
     return folder
 
 
