@@ -24,6 +24,8 @@ from sleepbackends.vmm.arena import Arena
 from sleepbackends.vmm.backend import VmmBackend
 from sleepbackends.vmm.disk import DiskStore
 from sleepbackends.vmm.places import Store
+from sleepbackends.vmm.shared import SharedStore
+from sleepbackends.vmm.shared_arena import SharedArena
 
 
 class CumemBackend(VmmBackend[CumemOptions]):
@@ -41,7 +43,7 @@ class CumemBackend(VmmBackend[CumemOptions]):
     BackendUnavailableError
         If the driver, its bindings or the native library are missing.
     StorageError
-        If saved bytes are to go to a disk, and the directory will not do.
+        If saved bytes are to go to a disk or to be shared, and the directory will not do.
     """
 
     name = "cumem"
@@ -60,6 +62,9 @@ class CumemBackend(VmmBackend[CumemOptions]):
         store: Store
         if directory is not None:
             store = DiskStore(directory, chosen.retention)
+        elif chosen.share_copies:
+            shared = SharedStore(chosen.share_directory)
+            store = SharedArena(self.cuda, chosen.host_budget_bytes, shared)
         else:
             store = Arena(self.cuda, chosen.host_budget_bytes, chosen.retention)
         super().__init__(self.cuda, space, store, chosen.verify, chosen, settings)

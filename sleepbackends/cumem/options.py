@@ -31,6 +31,14 @@ class CumemOptions(BaseModel):
     what did not change is not saved again), given back in the background, or given back at once.
     Files are given back at once with either."""
 
+    share_copies: bool = False
+    """Whether processes of one user keep one copy of equal saved bytes. After a sleep, in the
+    background, what was saved moves to files in memory that all of them map; see
+    ``docs/fast-sleep.md``. With ``tier="memory"`` and ``retention="retain"`` only."""
+
+    share_directory: Path | None = None
+    """Where the directory ``sleepbackends-<uid>`` with those files is; ``/dev/shm`` by default."""
+
     share_below_bytes: int = Field(default=64 << 20, ge=0)
     """Allocations of one tag that are smaller share physical memory, which makes waking up
     faster (torch asks for 2 MiB at a time); 0 gives each allocation its own."""
@@ -46,4 +54,8 @@ class CumemOptions(BaseModel):
             raise ValueError("disk_directory is used with tier='disk' only")
         if self.tier == "disk" and self.host_budget_bytes is not None:
             raise ValueError("host_budget_bytes is used with tier='memory' only")
+        if self.share_copies and (self.tier, self.retention) != ("memory", "retain"):
+            raise ValueError("share_copies needs tier='memory' and retention='retain'")
+        if self.share_directory is not None and not self.share_copies:
+            raise ValueError("share_directory is used with share_copies=True only")
         return self

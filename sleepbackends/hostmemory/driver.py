@@ -87,6 +87,37 @@ def populate(address: int, size_bytes: int) -> None:
     _check("madvise(MADV_POPULATE_WRITE)", size_bytes, False)
 
 
+def map_file(address: int, size_bytes: int, fd: int) -> None:
+    """Map the beginning of a file over a reserved range, shared with whoever else maps it.
+
+    A lock on the open file lasts as long as the mapping, whether the file is closed or not.
+
+    Raises
+    ------
+    HostMemoryError
+        If the kernel has no room for the mapping; the range stays without memory.
+    MechanismError
+        If the call failed otherwise; the range stays without memory.
+    """
+    protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED
+    got = _libc().mmap(address, size_bytes, protection, flags, fd, 0)
+    _check("mmap", size_bytes, got != _MAP_FAILED)
+    if size_bytes >= HUGE_PAGE_BYTES:
+        # Advice only, as above.
+        _libc().madvise(address, size_bytes, mmap.MADV_HUGEPAGE)
+
+
+def forbid_writing(address: int, size_bytes: int) -> None:
+    """Let the CPU only read a mapped range; a write faults from now on.
+
+    Raises
+    ------
+    HostMemoryError, MechanismError
+        If the call failed; the range can still be written.
+    """
+    _check("mprotect", size_bytes, _libc().mprotect(address, size_bytes, mmap.PROT_READ) == 0)
+
+
 def unmap_memory(address: int, size_bytes: int) -> None:
     """Give the memory back and keep the range; an access faults from now on.
 
@@ -133,6 +164,11 @@ def view(address: int, size_bytes: int) -> memoryview:
     return memoryview(buffer(address, size_bytes)).cast("B")
 
 
+def equal(address: int, other: int, size_bytes: int) -> bool:
+    """Tell whether two mapped ranges hold the same bytes."""
+    return bool(_libc().memcmp(address, other, size_bytes) == 0)
+
+
 def punch_hole(fd: int, offset: int, size_bytes: int) -> bool:
     """Give back the storage of a part of a file, and tell whether that worked.
 
@@ -174,6 +210,7 @@ def _libc() -> Any:
     libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
     return libc
 
 

@@ -225,6 +225,10 @@ class Arena:
                 self._segments.append(serving[-1])
             return [Slot(ranges) for ranges in carve_all(serving, sizes, Range)]
 
+    def writable(self, ranges: Sequence[Range]) -> list[Range]:
+        """Return the ranges: nobody else reads them."""
+        return list(ranges)
+
     def give_back(self, slot: Slot) -> None:
         """Give a slot back; the memory is kept or given back as the policy says."""
         with self._lock:

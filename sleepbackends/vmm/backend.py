@@ -8,7 +8,7 @@ brought up to date whenever a transition begins and ends, and whenever somebody 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,6 +28,8 @@ from sleepbackends.vmm.address_space import AddressSpace
 from sleepbackends.vmm.driver import Driver
 from sleepbackends.vmm.mechanism import VmmMechanism
 from sleepbackends.vmm.places import Store
+from sleepbackends.vmm.shared_arena import SharedArena
+from sleepbackends.vmm.sharing import Sharing
 from sleepbackends.vmm.staging import Staging
 from sleepbackends.vmm.verify import Verify
 
@@ -49,6 +51,10 @@ class VmmBackend(VmmMechanism[OptionsT]):
         super().__init__(driver, space, store, verify, options, settings)
         self._followed = -1
         self._staging: Staging | None = None
+        self._sharing: Sharing | None = None
+        if isinstance(store, SharedArena):
+            hold = partial(self._locked, "share", Control())
+            self._sharing = Sharing(store, self._copies, hold)
 
     # The ledger follows the address space
 
@@ -92,6 +98,15 @@ class VmmBackend(VmmMechanism[OptionsT]):
                 Block(extent.address, extent.live_bytes, extent.tag, device=device, extra=extent)
             )
         self._followed = changes
+
+    def save(self, blocks: Sequence[Block], control: Control) -> Iterator[Block]:
+        """Save as every mechanism here, and have what was saved shared where that is wanted."""
+        yield from super().save(blocks, control)
+        self._share()
+
+    def _share(self) -> None:
+        if self._sharing is not None:
+            self._sharing.wake()
 
     # What users call
 
@@ -172,6 +187,7 @@ class VmmBackend(VmmMechanism[OptionsT]):
             *(self._driver, self._ring, self._copies, partial(self._stageable, wanted)),
             *(self._prepare, limit_gib_s),
         )
+        self._staging.ended.add_done_callback(lambda _: self._share())
         return self._staging.start() if background else self._staging.run()
 
     def _end_staging(self) -> None:
@@ -194,8 +210,10 @@ class VmmBackend(VmmMechanism[OptionsT]):
             yield [block for block, place in places if place.mapped and not place.owed]
 
     def close(self) -> None:
-        """Stop a staging, then as for every backend."""
+        """Stop a staging and the sharing, then as for every backend."""
         self._end_staging()
+        if self._sharing is not None:
+            self._sharing.stop()
         super().close()
 
     def residency_at(self, address: int) -> Residency | None:

@@ -165,7 +165,7 @@ class Copies:
         # Devices on which work of ours may still be under way, and the room that it may
         # still use although it was given back.
         self._unsettled: set[int] = set()
-        self._held_back: list[HostCopy] = []
+        self._held_back: list[tuple[int, Slot]] = []
 
     def __getitem__(self, block: Block) -> HostCopy:
         return self._copies[block.address]
@@ -216,6 +216,45 @@ class Copies:
         for block, live, slot in zip(new, ranges, slots, strict=True):
             self._copies[block.address] = HostCopy(block.extra, live, slot, self._store)
 
+    def all(self) -> list[HostCopy]:
+        """List the copies there are."""
+        return list(self._copies.values())
+
+    def holds(self, copy: HostCopy) -> bool:
+        """Tell whether a copy was not dropped or replaced."""
+        return self._copies.get(copy.extent.address) is copy
+
+    def make_writable(
+        self, parts: Sequence[tuple[HostCopy, Chunk]], spare: Collection[Block] = ()
+    ) -> None:
+        """Have room of their own for chunks that are to be overwritten.
+
+        Raises
+        ------
+        NoRoomError
+            If there is no room; the saved bytes of all chunks are still there, unless spare.
+        """
+        ranges = [chunk.saved for _, chunk in parts]
+        try:
+            own = self._store.writable(ranges)
+        except NoRoomError:
+            if not self._evict(spare):
+                raise
+            own = self._store.writable(ranges)
+        for (copy, chunk), saved in zip(parts, own, strict=True):
+            if saved is not chunk.saved:
+                chunk.overwrite()
+                self.move(copy, chunk, saved)
+
+    def move(self, copy: HostCopy, chunk: Chunk, saved: Saved) -> None:
+        """Say that a chunk's bytes are elsewhere now, and give back where they were.
+
+        Only where the store's unit is a byte, so that the chunks are all there is of a slot.
+        """
+        before, chunk.saved = chunk.saved, saved
+        copy.slot.ranges = [part.saved for part in copy.chunks]
+        self._give_back(copy.extent.device, Slot([before]))
+
     def retire(self, block: Block) -> None:
         """Keep the copy of a block that does not need it, for the next time, if it is good."""
         copy = self._copies.get(block.address)
@@ -228,7 +267,7 @@ class Copies:
         """Give the room of a block's copy back, if there is one."""
         copy = self._copies.pop(block.address, None)
         if copy is not None:
-            self._give_back(copy)
+            self._give_back(copy.extent.device, copy.slot)
 
     def unsettle(self, device: int) -> None:
         """Note that work under way on a device may still use host memory of ours."""
@@ -242,8 +281,8 @@ class Copies:
         """Note that a device has been waited for."""
         self._unsettled.discard(device)
         held_back, self._held_back = self._held_back, []
-        for copy in held_back:
-            self._give_back(copy)
+        for of_device, slot in held_back:
+            self._give_back(of_device, slot)
 
     def _round(self, size_bytes: int) -> int:
         return host.round_up(size_bytes, self._store.unit_bytes)
@@ -257,8 +296,8 @@ class Copies:
             self.drop(block)
         return bool(spare)
 
-    def _give_back(self, copy: HostCopy) -> None:
-        if copy.extent.device in self._unsettled:
-            self._held_back.append(copy)
+    def _give_back(self, device: int, slot: Slot) -> None:
+        if device in self._unsettled:
+            self._held_back.append((device, slot))
         else:
-            self._store.give_back(copy.slot)
+            self._store.give_back(slot)

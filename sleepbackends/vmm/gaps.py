@@ -29,6 +29,16 @@ class Gaps:
         self.free_bytes -= taken
         return offset, taken
 
+    def carve_whole(self, size_bytes: int) -> int | None:
+        """Take so many bytes from the first gap that has them; return their offset, or None."""
+        for at, (offset, room) in enumerate(self._gaps):
+            if room >= size_bytes:
+                rest = [(offset + size_bytes, room - size_bytes)] if room > size_bytes else []
+                self._gaps[at : at + 1] = rest
+                self.free_bytes -= size_bytes
+                return offset
+        return None
+
     def give_back(self, offset: int, size_bytes: int) -> None:
         """Return bytes, and join the gaps on either side."""
         self.free_bytes += size_bytes

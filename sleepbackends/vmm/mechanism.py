@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 
 from sleepbackends.base import BaseBackend, OptionsT
@@ -19,7 +19,7 @@ from sleepbackends.ledger import Block
 from sleepbackends.mechanism import POISON_BYTE, Fill
 from sleepbackends.settings import BackendSettings
 from sleepbackends.vmm.address_space import AddressSpace, Extent
-from sleepbackends.vmm.copies import Copies
+from sleepbackends.vmm.copies import Chunk, Copies, HostCopy
 from sleepbackends.vmm.driver import Driver
 from sleepbackends.vmm.mover import Direction, SubjectT, Work, move
 from sleepbackends.vmm.places import Store
@@ -108,7 +108,8 @@ class VmmMechanism(BaseBackend[OptionsT]):
         yield from (block for block, copy in pairs if not copy.chunks)
         pairs = [(block, copy) for block, copy in pairs if copy.chunks]
         always_known, known_at_once = self._verify != "off", self._store.fingerprints_all
-        with closing(self._move(to_save(self._driver, pairs, control), "down")) as works:
+        works_to_do = to_save(self._driver, pairs, control, self._make_writable(blocks))
+        with closing(self._move(works_to_do, "down")) as works:
             for work in works:
                 saved = work.subject
                 saved.land(always_known=always_known, known_at_once=known_at_once)
@@ -124,6 +125,11 @@ class VmmMechanism(BaseBackend[OptionsT]):
 
     def _prepare(self, blocks: Sequence[Block]) -> None:
         self._copies.prepare(blocks, self._spare(blocks), self._space.live_ranges)
+
+    def _make_writable(
+        self, blocks: Sequence[Block]
+    ) -> Callable[[Sequence[tuple[HostCopy, Chunk]]], None]:
+        return lambda parts: self._copies.make_writable(parts, self._spare(blocks))
 
     def restore(self, blocks: Iterable[Block], control: Control) -> Iterator[Block]:
         """Copy saved bytes back.

@@ -178,6 +178,16 @@ class Store(Protocol):
         """
         ...
 
+    def writable(self, ranges: Sequence[Any]) -> list[Any]:
+        """Return where new bytes of each range may go: itself, or new room if others read it.
+
+        Raises
+        ------
+        NoRoomError
+            If there is not enough; nothing was taken.
+        """
+        ...
+
     def give_back(self, slot: Slot) -> None:
         """Give a slot back; the room is kept or given back as the policy says."""
         ...

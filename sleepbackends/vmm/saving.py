@@ -8,7 +8,7 @@ so that looking costs a full copy next to nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice, zip_longest
 
@@ -81,10 +81,13 @@ class Saving:
             found = saved
         self.chunk.fingerprint = found
 
-    def work(self) -> Work[Saving]:
-        """Return the copies to be made: none if it is clean."""
+    def look(self) -> None:
+        """Find out whether it is clean."""
         known = self.chunk.fingerprint
         self.clean = known is not None and known == self.fingerprints.found[self.number]
+
+    def work(self) -> Work[Saving]:
+        """Return the copies to be made: none if it is clean."""
         if not self.clean:
             self.chunk.overwrite()
         transfers = iter(()) if self.clean else self.copy.transfers(self.chunk)
@@ -118,9 +121,14 @@ class Fingerprints:
 
 
 def to_save(
-    driver: Driver, pairs: Iterable[tuple[Block, HostCopy]], control: Control
+    driver: Driver,
+    pairs: Iterable[tuple[Block, HostCopy]],
+    control: Control,
+    make_writable: Callable[[Sequence[tuple[HostCopy, Chunk]]], None],
 ) -> Iterator[Work[Saving]]:
     """Make work of blocks that are to be saved, the devices in turn.
+
+    ``make_writable`` is told which chunks will be overwritten, some at a time.
 
     Each subject is to be told when it has landed. Blocks without chunks do not occur.
     """
@@ -129,10 +137,11 @@ def to_save(
     while ahead:
         parts = ahead.popleft()
         ahead.extend(islice(waiting, 1))
-        for part in parts:
-            with control.phase("fingerprint"):
-                work = part.work()
-            yield work
+        with control.phase("fingerprint"):
+            for part in parts:
+                part.look()
+        make_writable([(part.copy, part.chunk) for part in parts if not part.clean])
+        yield from (part.work() for part in parts)
 
 
 def _fingerprinted(driver: Driver, parts: Sequence[Saving]) -> Sequence[Saving]:

@@ -174,6 +174,7 @@ class Staging:
             self._count("skipped_bytes", there, -1)
             self._count("clean_bytes", there)
             self._count("clean_bytes", dirty, -1)
+            self._copies.make_writable([(part.copy, part.chunk) for part in dirty])
             works = []
             for part in dirty:
                 part.chunk.overwrite()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -43,3 +44,17 @@ class TestVerifying(TestCumem):
 class TestDisk(TestCumem):
     options: ClassVar[CumemOptions] = CumemOptions(share_below_bytes=0, tier="disk")
     random_settings = settings(BackendContractTests.random_settings, max_examples=30)
+
+
+class TestSharing(TestCumem):
+    random_settings = settings(BackendContractTests.random_settings, max_examples=30)
+
+    @pytest.fixture(autouse=True)
+    def _shared(self, tmp_path: Path) -> None:
+        self._directory = tmp_path
+
+    def make_backend(self, settings: BackendSettings) -> CumemBackend:
+        options = CumemOptions(
+            share_below_bytes=0, share_copies=True, share_directory=self._directory
+        )
+        return CumemBackend(options, settings)
