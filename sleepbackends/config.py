@@ -44,9 +44,12 @@ FILE_VARIABLE = "SLEEPBACKENDS_CONFIG"
 VLLM_VARIABLE = "SLEEPBACKENDS_VLLM"
 """Chooses this package inside vLLM; no field of the configuration."""
 
+TOKEN_VARIABLE = "SLEEPBACKENDS_SERVER_TOKEN"  # noqa: S105 - the name of a variable
+"""Holds the token of a server that runs alone; no field of the configuration."""
+
 _NESTED = "__"
 _TEST_PREFIX = "SLEEPBACKENDS_TEST_"
-_NO_FIELDS = (FILE_VARIABLE, DISABLE_VARIABLE, VLLM_VARIABLE)
+_NO_FIELDS = (FILE_VARIABLE, DISABLE_VARIABLE, VLLM_VARIABLE, TOKEN_VARIABLE)
 _LEVELS = ("level_1", "level_2")
 
 

@@ -75,6 +75,8 @@ class EngineReport:
         False where everything was already so.
     serving : bool
         Whether the engine serves now.
+    sleep_state_before, sleep_state : SleepState
+        In one word where the memory was and is.
     tags : mapping of str to TagChange
         Every tag, before and after.
     steps : tuple of TransitionReport
@@ -95,6 +97,8 @@ class EngineReport:
     backend: str
     changed: bool
     serving: bool
+    sleep_state_before: SleepState
+    sleep_state: SleepState
     tags: Mapping[str, TagChange] = field(default_factory=dict)
     steps: tuple[TransitionReport, ...] = ()
     strategy: ReleaseStrategy | None = None

@@ -19,7 +19,6 @@ from sleepbackends.protocol import SleepModeBackend, Staging
 from sleepbackends.reports import TransitionReport
 from sleepbackends.selection import open_backend
 from sleepbackends.service import Service
-from sleepbackends.sleep_state import derive_sleep_state
 from sleepbackends.staging import Stager
 from sleepbackends.state import check_tags
 from sleepbackends.transition import Transitions
@@ -109,9 +108,7 @@ class Orchestrator:
             status=derive_status(memory, self._policies, service.serving, service.fault),
             serving=service.serving,
             memory=memory,
-            sleep_state=derive_sleep_state(
-                memory, self._policies, service.releases.epochs, releasing
-            ),
+            sleep_state=service.sleep_state(memory, releasing),
             pending_hooks=service.owed.pending,
             fault=str(service.fault) if service.fault else "",
             transition=str(current) if current else "",

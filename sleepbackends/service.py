@@ -20,7 +20,7 @@ from sleepbackends.obligations import Obligations
 from sleepbackends.policies import Policies
 from sleepbackends.protocol import SleepModeBackend
 from sleepbackends.reports import TransitionReport
-from sleepbackends.sleep_state import Releases
+from sleepbackends.sleep_state import Releases, SleepState, derive_sleep_state
 from sleepbackends.state import BackendState, check_tags
 
 
@@ -51,6 +51,14 @@ class Service:
     def serving(self) -> bool:
         """Whether work is admitted."""
         return self.leases.is_open
+
+    def sleep_state(self, memory: BackendState, releasing: Collection[str] = ()) -> SleepState:
+        """Derive in one word where the memory is; see ``derive_sleep_state``.
+
+        It may be asked of the moment before a release as well: what one drops was mapped, so
+        that the epoch it leads to tells nothing about that moment.
+        """
+        return derive_sleep_state(memory, self._policies, self.releases.epochs, releasing)
 
     def pause(self, mode: QuiesceMode, control: Control) -> bool:
         """Stop serving; tell whether the engine was serving until now.

@@ -66,6 +66,8 @@ class Transition:
             backend=self._backend.name,
             changed=changed or any(step.changed for step in steps),
             serving=self._service.serving,
+            sleep_state_before=self._service.sleep_state(self.before),
+            sleep_state=self._service.sleep_state(after),
             tags=compare(self.before, after, policies),
             steps=tuple(steps),
             strategy=plan.strategy if plan else None,

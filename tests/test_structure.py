@@ -32,6 +32,7 @@ LAYERS = [
     {"plugins", "registry", "config", "selection"},
     {"orchestrator"},
     {"aio", "calls", "metrics"},
+    {"server"},
     {"testing"},
     {"examples", "demo", "bench"},
     {"cli"},

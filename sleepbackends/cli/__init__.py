@@ -1,4 +1,4 @@
-"""The command line: ``sleepbackends backends``, ``doctor``, ``demo`` and ``bench``."""
+"""The command line, ``sleepbackends``: one module a command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from sleepbackends.cli.backends import list_backends
 from sleepbackends.cli.bench import run_benchmark
 from sleepbackends.cli.demo import run_demo
 from sleepbackends.cli.doctor import examine_machine
+from sleepbackends.cli.host_copies import show_host_copies
 from sleepbackends.cli.output import report_error
+from sleepbackends.cli.serve import serve
 from sleepbackends.errors import SleepBackendsError
 
 
@@ -55,6 +57,8 @@ app.command("backends")(list_backends)
 app.command("doctor")(examine_machine)
 app.command("demo")(run_demo)
 app.command("bench")(run_benchmark)
+app.command("host-copies")(show_host_copies)
+app.command("serve")(serve)
 
 
 def main() -> None:
