@@ -88,9 +88,9 @@ class TransitionLock:
             self.current = None
             self._lock.release()
 
-    def try_acquire(self) -> bool:
-        """Take the lock if nobody has it. Safe inside a finalizer."""
-        return self._lock.acquire(blocking=False)
+    def try_acquire(self, timeout_s: float = 0.0) -> bool:
+        """Take the lock if nobody has it, or within so many seconds. Safe inside a finalizer."""
+        return self._lock.acquire(timeout=timeout_s)
 
     def release(self) -> None:
         """Give back what ``try_acquire`` took."""

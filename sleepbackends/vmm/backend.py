@@ -7,6 +7,7 @@ brought up to date whenever a transition begins and ends, and whenever somebody 
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import wait
@@ -32,6 +33,12 @@ from sleepbackends.vmm.shared_arena import SharedArena
 from sleepbackends.vmm.sharing import Sharing
 from sleepbackends.vmm.staging import Staging
 from sleepbackends.vmm.verify import Verify
+
+_BESIDE = ("stage", "share")
+"""Operations that hold the transition lock in short steps."""
+
+_STEP_S = 0.1
+"""More than such a step takes."""
 
 
 class VmmBackend(VmmMechanism[OptionsT]):
@@ -69,12 +76,23 @@ class VmmBackend(VmmMechanism[OptionsT]):
         self._refresh()
 
     def _follow(self) -> None:
-        """Bring the ledger up to date, unless a transition is going on: that does it itself."""
-        if self._lock.try_acquire():
+        """Bring the ledger up to date, unless a transition is going on: that does it itself.
+
+        A step beside the engine is waited for, because it is short and would leave what was
+        freed just now in the account.
+        """
+        if self._lock.try_acquire() or self._lock.try_acquire(self._patience_s()):
             try:
                 self._refresh()
             finally:
                 self._lock.release()
+
+    def _patience_s(self) -> float:
+        current = self._lock.current
+        if current is None:  # just taken, or about to be free
+            return _STEP_S
+        beside = current.operation in _BESIDE and current.thread_id != threading.get_ident()
+        return _STEP_S if beside else 0.0
 
     def _refresh(self) -> None:
         changes = self._space.changes()
@@ -111,7 +129,10 @@ class VmmBackend(VmmMechanism[OptionsT]):
     # What users call
 
     def state(self) -> BackendState:
-        """Return what is where; never waits and changes nothing."""
+        """Return what is where; never waits and changes nothing.
+
+        What was freed during a transition is counted until its end.
+        """
         self._follow()
         return super().state()
 
