@@ -206,7 +206,7 @@ class VmmBackend(VmmMechanism[OptionsT]):
         self._end_staging()
         self._staging = Staging(
             *(self._driver, self._ring, self._copies, partial(self._stageable, wanted)),
-            *(self._prepare, limit_gib_s),
+            *(partial(self._prepare, at_ease=True), limit_gib_s),
         )
         self._staging.ended.add_done_callback(lambda _: self._share())
         return self._staging.start() if background else self._staging.run()

@@ -194,8 +194,10 @@ class Copies:
         blocks: Sequence[Block],
         spare: Collection[Block],
         live_ranges: Callable[[int], list[tuple[int, int]]],
+        *,
+        at_ease: bool = False,
     ) -> None:
-        """Have a copy for each block, with or without contents.
+        """Have a copy for each block, with or without contents; see ``Store.take``.
 
         Raises
         ------
@@ -208,11 +210,11 @@ class Copies:
         ranges = [live_ranges(block.extra.id) for block in new]
         sizes = [sum(self._round(size) for _, size in each) for each in ranges]
         try:
-            slots = self._store.take(sizes)
+            slots = self._store.take(sizes, at_ease=at_ease)
         except NoRoomError:
             if not self._evict(spare):
                 raise
-            slots = self._store.take(sizes)
+            slots = self._store.take(sizes, at_ease=at_ease)
         for block, live, slot in zip(new, ranges, slots, strict=True):
             self._copies[block.address] = HostCopy(block.extra, live, slot, self._store)
 

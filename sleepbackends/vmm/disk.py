@@ -76,8 +76,8 @@ class DiskStore:
         with self._lock:
             self._check_room(size_bytes - self._free_bytes())
 
-    def take(self, sizes: Sequence[int]) -> list[Slot]:
-        """Take slots of these sizes; what is missing is one more file.
+    def take(self, sizes: Sequence[int], *, at_ease: bool = False) -> list[Slot]:
+        """Take slots of these sizes; what is missing is one more file, at ease or not.
 
         Raises
         ------

@@ -123,8 +123,9 @@ class VmmMechanism(BaseBackend[OptionsT]):
             rate = copied_bytes / (time.perf_counter() - started)
             self._best_bytes_s = max(rate, self._best_bytes_s)
 
-    def _prepare(self, blocks: Sequence[Block]) -> None:
-        self._copies.prepare(blocks, self._spare(blocks), self._space.live_ranges)
+    def _prepare(self, blocks: Sequence[Block], *, at_ease: bool = False) -> None:
+        spare, live_ranges = self._spare(blocks), self._space.live_ranges
+        self._copies.prepare(blocks, spare, live_ranges, at_ease=at_ease)
 
     def _make_writable(
         self, blocks: Sequence[Block]

@@ -168,8 +168,10 @@ class Store(Protocol):
         """
         ...
 
-    def take(self, sizes: Sequence[int]) -> list[Slot]:
+    def take(self, sizes: Sequence[int], *, at_ease: bool = False) -> list[Slot]:
         """Take slots of these sizes, multiples of ``unit_bytes``.
+
+        At ease, the engine is not to notice how they are made ready, and it may take time.
 
         Raises
         ------

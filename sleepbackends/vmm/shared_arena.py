@@ -27,9 +27,8 @@ class SharedSegment(Segment):
     """One mapped and pinned file, all of it taken at first."""
 
     def __init__(self, shared: Shared) -> None:
-        super().__init__(shared.address, shared.size_bytes)
+        super().__init__(shared.address, shared.size_bytes, shared.size_bytes, lambda *_: _PINNED)
         self.shared = shared
-        self.chunks = [_PINNED] * -(-self.size_bytes // arena.CHUNK_BYTES)
         self.carve(self.size_bytes)
 
 
@@ -133,7 +132,10 @@ class SharedArena(Arena):
             try:
                 if missing:
                     self._check_room(missing)
-                    self._segments.append(self._new_segment(host.round_up(missing)))
+                    self._segments.append(
+                        self._new_segment(host.round_up(missing), arena.CHUNK_BYTES)
+                    )
+                    self._segments[-1].begin()
             except BaseException:
                 for part in filter(None, found):
                     part.segment.give_back(part.offset, part.size_bytes)

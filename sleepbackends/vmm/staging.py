@@ -169,7 +169,7 @@ class Staging:
         """Copy what the device says has changed, and begin to look at the saved bytes."""
         with self._hold() as blocks:
             there = self._current(parts, blocks)
-            dirty = [part for part in there if not self._is_clean(part)]
+            dirty = self._dirty(there)
             self._count("skipped_bytes", parts)
             self._count("skipped_bytes", there, -1)
             self._count("clean_bytes", there)
@@ -192,12 +192,18 @@ class Staging:
                 work.subject.fingerprint = pool.submit(saved.fingerprinting())
         return dirty
 
-    def _is_clean(self, part: Part) -> bool:
-        if part.chunk.fingerprint is None:
-            return False
-        device = part.copy.extent.device
-        pending = self._driver.fingerprint(device, [part.copy.span(part.chunk)])
-        return pending is not None and pending.result() == [part.chunk.fingerprint]
+    def _dirty(self, parts: Sequence[Part]) -> list[Part]:
+        """Choose the parts that the device holds other bytes of than are saved, for all we know."""
+        known: dict[int, list[Part]] = {}
+        for part in parts:
+            if part.chunk.fingerprint is not None:
+                known.setdefault(part.copy.extent.device, []).append(part)
+        clean: set[int] = set()
+        for device, some in known.items():
+            pending = self._driver.fingerprint(device, [p.copy.span(p.chunk) for p in some])
+            found = pending.result() if pending else [None] * len(some)
+            clean |= {id(p) for p, f in zip(some, found, strict=True) if f == p.chunk.fingerprint}
+        return [part for part in parts if id(part) not in clean]
 
     def _note(self, parts: Sequence[Part]) -> None:
         """Note the fingerprints of chunks that are still as they were copied."""

@@ -194,7 +194,7 @@ def test_the_bandwidth_is_bounded(make: Make) -> None:
 
 @pytest.mark.parametrize("refuse", ["prepare", "take"])
 def test_no_room_on_the_host(make: Make, monkeypatch: pytest.MonkeyPatch, refuse: str) -> None:
-    def nothing(*_: object) -> None:
+    def nothing(*_: object, **__: object) -> None:
         raise HostMemoryError("nothing left")
 
     backend = make()

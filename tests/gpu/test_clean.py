@@ -64,7 +64,7 @@ def test_restored_bytes_are_checked_by_the_same_kernel() -> None:
 
 def test_the_first_sleep_after_staging_copies_nothing(backend: CumemBackend) -> None:
     with backend.region("weights"):
-        tensors = [pattern(LARGE + MIB, seed) for seed in range(8)]
+        tensors = [pattern(LARGE + 2 * MIB, seed) for seed in range(8)]
     total = sum(tensor.nbytes for tensor in tensors)
     staged = backend.stage(limit_gib_s=1000.0).wait(120)
     assert staged.copied_bytes == total

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -77,6 +78,13 @@ def refuse(address: int, size_bytes: int) -> None:
     raise HostMemoryError("no memory")
 
 
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    give_up = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < give_up, what
+        time.sleep(0.001)
+
+
 def pieces(slot: Slot) -> list[Piece]:
     return [piece for part in slot.ranges for piece in part.pieces()]
 
@@ -123,6 +131,32 @@ def test_slots_never_overlap(steps: list[Any]) -> None:
             segment.give_back(0, segment.size_bytes)
         arena.trim()
         assert arena.held_bytes == 0
+        assert not pins.pinned
+
+
+def test_at_ease_only_what_is_asked_for_is_made_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SMALL_CHUNK_BYTES", PAGE)
+    with opened() as (arena, pins):
+        (first, second) = arena.take([3 * PAGE, 6 * PAGE], at_ease=True)
+        assert not pins.pinned
+        first.ranges[0].part(PAGE, PAGE).wait()
+        assert list(pins.pinned.values()) == [PAGE]
+        arena.take([], at_ease=True)
+        assert len(pins.pinned) == 1
+        arena.take([])
+        wait_for(lambda: len(pins.pinned) == 9, "a hurry is for everything")
+        pieces(second)
+        arena.give_back(first)
+        arena.give_back(second)
+        assert arena.take([9 * PAGE], at_ease=True)
+        assert len(pins.pinned) == 9, "it is ready already"
+
+
+def test_what_was_never_asked_for_goes_again() -> None:
+    with opened() as (arena, pins):
+        (slot,) = arena.take([3 * CHUNK], at_ease=True)
+        arena.give_back(slot)
+        assert arena.trim() == 3 * CHUNK
         assert not pins.pinned
 
 
