@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--gib", type=int, default=16, help="how much memory changes")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--blocks", type=int, nargs="+", default=[1000, 4000])
+    parser.add_argument("--blocks", type=int, nargs="*", default=[1000, 4000])
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args(arguments)
     if min(chosen.gib, chosen.steps, chosen.rounds, *chosen.blocks) < 1:
@@ -161,6 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not found.ok:
         raise SystemExit(f"nothing can be measured here: {found.reason} ({found.hint})")
     print(dirty(chosen.gib, chosen.steps))
+    if not chosen.blocks:
+        return
     print()
     tables = {count: bookkeeping(count, chosen.rounds) for count in chosen.blocks}
     print("Microseconds a block of 2 MiB, beside native and driver calls:")

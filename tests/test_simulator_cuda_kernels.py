@@ -64,6 +64,38 @@ def test_it_adds_to_the_sums_of_each_span(cuda: Driven, module: Any) -> None:
     assert get(tables + SUMS, 6) == [(a1 + 1) % 2**64, (a2 + 2) % 2**64, b1, b2, 5, 6]
 
 
+def carrying(
+    cuda: Driven, function: Any, source: int, count: int, target: int, blocks: int = 1
+) -> tuple[Any, ...]:
+    values = (source, count, target)
+    types = (ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p)
+    return ("cuLaunchKernel", function, blocks, 1, 1, 256, 1, 1, 0, 0, (values, types), 0)
+
+
+def test_rows_are_carried_between_a_device_and_pinned_memory(
+    simulator: Simulator, cuda: Driven, module: Any
+) -> None:
+    function = cuda.call("cuModuleGetFunction", module, b"carry")
+    device, host = cuda.block().address, int(cuda.call("cuMemHostAlloc", UNIT_BYTES, 0))
+    contents = random.Random(1).randbytes(300 * 16)  # noqa: S311 - test data
+    ctypes.memmove(host, contents, len(contents))
+    write(device, bytes(UNIT_BYTES))
+    cuda.call(*carrying(cuda, function, host, 299, device, blocks=2))
+    cuda.call("cuCtxSynchronize")
+    assert read(device, 300 * 16) == contents[: 299 * 16] + bytes(16)
+    cuda.call(*carrying(cuda, function, device, 1, host + 16))
+    cuda.call("cuCtxSynchronize")
+    assert ctypes.string_at(host, 48) == contents[:16] * 2 + contents[32:48]
+    for count, blocks in ((0, 0), (257, 1), (1, 2)):
+        call = carrying(cuda, function, host, count, device, blocks=blocks)
+        assert cuda.refusal(*call) == "INVALID_VALUE"
+    cuda.call("cuMemFreeHost", host)
+    pageable = ctypes.create_string_buffer(16)
+    cuda.call(*carrying(cuda, function, ctypes.addressof(pageable), 1, device))
+    assert cuda.refusal("cuCtxSynchronize") == "ILLEGAL_ADDRESS"
+    assert simulator.violations() == {"queued_copy_faulted": 1}
+
+
 def test_it_runs_in_the_order_of_its_stream(
     simulator: Simulator, cuda: Driven, module: Any
 ) -> None:

@@ -1,7 +1,8 @@
 """Content fingerprints of device memory: a kernel where it can be had, else torch, else none.
 
-The kernel is compiled for the device once and kept on disk. It runs on a lane of its own,
-beside copies: those need the device's memory speed for a hundredth of what it has.
+The kernels are compiled for the device once and kept on disk. They run on a lane of their own,
+beside copies: those need the device's memory speed for a hundredth of what it has. Spans and sums
+are carried by a kernel as well: a copy would wait behind all those of the transition.
 """
 
 from __future__ import annotations
@@ -163,22 +164,25 @@ class _KernelFingerprints:
         image = images.compiled(architecture) if kept is None else kept
         self._lane = driver.lane(device, "hash")
         try:
-            self._module, self._function = self._load(image)
+            self._module, self._function, self._carry = self._load(image)
         except MechanismError as error:
             if kept is None:
                 raise
             logger.debug("the kernel that was kept cannot be loaded: %s", error.message)
-            self._module, self._function = self._load(images.compiled(architecture))
+            loaded = self._load(images.compiled(architecture))
+            self._module, self._function, self._carry = loaded
 
-    def _load(self, image: bytes) -> tuple[Any, Any]:
+    def _load(self, image: bytes) -> tuple[Any, Any, Any]:
         cu, call = self._driver._cu, self._driver.call
         with self._driver.current(self._device):
             module = call(cu.cuModuleLoadData, image)
             try:
-                return module, call(cu.cuModuleGetFunction, module, b"fingerprint")
+                names = (b"fingerprint", b"carry")
+                function, carry = (call(cu.cuModuleGetFunction, module, n) for n in names)
             except SleepBackendsError:
                 self._unload(module)
                 raise
+        return module, function, carry
 
     def _unload(self, module: Any) -> None:
         try:
@@ -219,15 +223,19 @@ class _KernelFingerprints:
         (device_spans, host_spans), (device_sums, host_sums) = part.spans, part.sums
         largest = max(span.size_bytes for span in spans)
         blocks = max(1, min(-(-largest // BLOCK_BYTES), _MOST_BLOCKS // len(spans)))
-        lane.to_device(device_spans, host_spans, size_bytes)
+        self._queue_carry(host_spans, part.count, device_spans)
         lane.fill(device_sums, size_bytes, 0)
         arguments = [
             *((ctypes.c_void_p, device_spans), (ctypes.c_uint, len(spans))),
             *((ctypes.c_uint, blocks), (ctypes.c_void_p, device_sums)),
         ]
         lane.launch(self._function, len(spans) * blocks, THREADS, arguments)
-        lane.to_host(host_sums, device_sums, size_bytes)
+        self._queue_carry(device_sums, part.count, host_sums)
         return lane.event()
+
+    def _queue_carry(self, source: int, count: int, target: int) -> None:
+        pointers = ((ctypes.c_void_p, source), (ctypes.c_uint, count), (ctypes.c_void_p, target))
+        self._lane.launch(self._carry, -(-count // THREADS), THREADS, pointers)
 
     def _withdraw(self, part: Part) -> None:
         """Use rows again only once the device has surely left them alone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 import threading
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 
 from sleepbackends.cumem import fingerprint as module
+from sleepbackends.cumem.driver import CudaDriver
 from sleepbackends.errors import ClosedError
+from sleepbackends.hostmemory import driver as host
 from tests.cumem.hashed import DATA, Memory, expected, memory
 from tests.native.fixtures import DEVICES
 from tests.simulators.cuda import Simulator
@@ -38,6 +41,21 @@ def test_many_spans_of_many_sizes(memory: Memory) -> None:
     assert memory.queued(cuts).result() == expected(cuts)
 
 
+class Pinned:
+    """A page of host memory that a driver has pinned."""
+
+    def __init__(self, driver: CudaDriver) -> None:
+        self._driver = driver
+        self.address = host.reserve(mmap.PAGESIZE)
+        host.map_memory(self.address, mmap.PAGESIZE)
+        host.populate(self.address, mmap.PAGESIZE)
+        driver.pin(self.address, mmap.PAGESIZE)
+
+    def give_back(self) -> None:
+        self._driver.unpin(self.address)
+        host.release(self.address, mmap.PAGESIZE)
+
+
 @pytest.mark.parametrize("size_bytes", [0, 1, module.BLOCK_BYTES, module.BLOCK_BYTES + 1, 700_000])
 def test_the_largest_span_says_how_many_blocks_there_are(
     memory: Memory, monkeypatch: pytest.MonkeyPatch, size_bytes: int
@@ -47,7 +65,8 @@ def test_the_largest_span_says_how_many_blocks_there_are(
     real = lane.launch
 
     def launch(self: Any, function: Any, blocks: int, threads: int, arguments: Any) -> None:
-        launched.append((blocks, threads))
+        if len(arguments) == 4:
+            launched.append((blocks, threads))
         real(self, function, blocks, threads, arguments)
 
     monkeypatch.setattr(lane, "launch", launch)
@@ -91,7 +110,9 @@ def test_threads_share_it(memory: Memory) -> None:
 
 def test_other_threads_run_while_one_waits(simulator: Simulator, memory: Memory) -> None:
     simulator.set_copy_rate(1000)
-    pending = memory.queued([(0, 8)] * 10)  # 160 bytes each way: a third of a second
+    before = Pinned(memory.driver)
+    memory.driver.lane(0, "hash").to_host(before.address, memory.at[0], 300)  # 0.3 s
+    pending = memory.queued([(0, 8)] * 10)
     waiting = threading.Thread(target=pending.result)
     waiting.start()
     turns = 0
@@ -99,6 +120,15 @@ def test_other_threads_run_while_one_waits(simulator: Simulator, memory: Memory)
         turns += 1
         simulator.calls("cuInit")
     assert turns > 1000
+    before.give_back()
+
+
+def test_nothing_waits_for_the_copies_of_others(simulator: Simulator, memory: Memory) -> None:
+    """Copies share the engines of the device, whatever lane they are on."""
+    names = ("cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync")
+    calls = [simulator.calls(name) for name in names]
+    assert memory.queued().result() == expected()
+    assert [simulator.calls(name) for name in names] == calls
 
 
 def test_closing_ends_what_was_not_asked_for(memory: Memory) -> None:

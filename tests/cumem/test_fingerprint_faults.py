@@ -23,9 +23,8 @@ __all__ = ["memory"]
 REFUSED, NO_ROOM, LOST = 1, 2, 700
 CALLS = [
     *("cuDeviceGetAttribute", "cuModuleLoadData", "cuModuleGetFunction", "cuStreamCreate"),
-    *("cuMemAlloc", "cuMemHostAlloc", "cuMemcpyHtoDAsync", "cuMemsetD8Async", "cuLaunchKernel"),
-    *("cuMemcpyDtoHAsync", "cuEventCreate", "cuEventRecord", "cuEventSynchronize", "cuDeviceGet"),
-    "cuCtxSetCurrent",
+    *("cuMemAlloc", "cuMemHostAlloc", "cuMemsetD8Async", "cuLaunchKernel"),
+    *("cuEventCreate", "cuEventRecord", "cuEventSynchronize", "cuDeviceGet", "cuCtxSetCurrent"),
 ]
 
 

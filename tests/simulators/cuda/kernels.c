@@ -1,4 +1,5 @@
-/* Modules and launches. One kernel is known, by its name: the fingerprint, computed in C. */
+/* Modules and launches. Two kernels are known, by their names: the fingerprint, computed in C, and
+ * the one that carries rows between tables. */
 #include "sim.h"
 
 #include <stdlib.h>
@@ -6,9 +7,7 @@
 
 #include "fingerprint.h"
 
-#define KERNEL "fingerprint"
-
-enum { THREADS_PER_BLOCK = 256 }; /* what the real kernel is written for */
+enum { THREADS_PER_BLOCK = 256, ROW_BYTES = 16 }; /* what the real kernels are written for */
 
 struct module {
     struct context *context;
@@ -17,6 +16,7 @@ struct module {
 
 struct function {
     struct module *module;
+    bool carries;
 };
 
 /* -------------------------------------------------------------------------------- modules */
@@ -82,10 +82,11 @@ API CUresult cuModuleGetFunction(CUfunction *out, CUmodule handle, const char *n
         return result;
     if (!out || !name)
         return leave(INVALID_VALUE);
-    if (strcmp(name, KERNEL))
+    bool carries = !strcmp(name, "carry");
+    if (!carries && strcmp(name, "fingerprint"))
         return leave(NOT_FOUND);
     struct function *function = need(calloc(1, sizeof *function));
-    function->module = module;
+    *function = (struct function){module, carries};
     *out = table_add(&sim.functions, function);
     return leave(SUCCESS);
 }
@@ -123,25 +124,29 @@ struct span_row {
 /* The parameters, by their order in the kernel. */
 static bool read_parameters(void **parameters, struct launch *launch)
 {
+    int count = launch->carries ? 3 : 4;
+
     if (!parameters)
         return false;
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < count; i++)
         if (!parameters[i])
             return false;
-    memcpy(&launch->spans, parameters[0], sizeof launch->spans);
+    memcpy(&launch->from, parameters[0], sizeof launch->from);
     memcpy(&launch->count, parameters[1], sizeof launch->count);
-    memcpy(&launch->blocks_per_span, parameters[2], sizeof launch->blocks_per_span);
-    memcpy(&launch->sums, parameters[3], sizeof launch->sums);
+    if (!launch->carries)
+        memcpy(&launch->blocks_per_span, parameters[2], sizeof launch->blocks_per_span);
+    memcpy(&launch->to, parameters[count - 1], sizeof launch->to);
     return true;
 }
 
 /* What the real kernel would compute wrongly, or what a device would refuse, is refused. */
 static bool fits(const struct launch *launch, const unsigned grid[3], const unsigned block[3])
 {
-    return launch->count && launch->blocks_per_span &&
-           (uint64_t)launch->count * launch->blocks_per_span == grid[0] && grid[0] <= INT32_MAX &&
-           grid[1] == 1 && grid[2] == 1 && block[0] == THREADS_PER_BLOCK && block[1] == 1 &&
-           block[2] == 1;
+    uint64_t blocks = launch->carries ? ((uint64_t)launch->count + THREADS_PER_BLOCK - 1) / THREADS_PER_BLOCK
+                                      : (uint64_t)launch->count * launch->blocks_per_span;
+
+    return blocks && blocks == grid[0] && grid[0] <= INT32_MAX && grid[1] == 1 && grid[2] == 1 &&
+           block[0] == THREADS_PER_BLOCK && block[1] == 1 && block[2] == 1;
 }
 
 API CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsigned grid_z,
@@ -161,6 +166,7 @@ API CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y,
         stream->context != function->module->context)
         return leave(INVALID_HANDLE);
     launch.module = function->module;
+    launch.carries = function->carries;
     if (extra || shared_bytes || !read_parameters(parameters, &launch) ||
         !fits(&launch, grid, block))
         return leave(INVALID_VALUE);
@@ -194,17 +200,46 @@ static CUresult add_span(const struct stream *stream, const struct span_row *spa
     return SUCCESS;
 }
 
+/* A table lies on a device or in host memory that the driver has pinned; nothing else is reached. */
+static CUresult copy_table(const struct stream *stream, CUdeviceptr at, void *rows, size_t size,
+                           bool writes)
+{
+    if (touches_device(at, size))
+        return writes ? write_memory(stream, at, rows, size) : read_memory(stream, at, rows, size);
+    if (pinned_state(at, size) != PINNED) {
+        violated(QUEUED_COPY_FAULTED);
+        return ILLEGAL_ADDRESS;
+    }
+    void *host = (void *)(uintptr_t)at;
+    memcpy(writes ? host : rows, writes ? rows : host, size);
+    return SUCCESS;
+}
+
+static CUresult run_carry(const struct stream *stream, const struct launch *launch)
+{
+    size_t size = launch->count * (size_t)ROW_BYTES;
+    void *rows = need(malloc(size));
+    CUresult result = copy_table(stream, launch->from, rows, size, false);
+
+    if (!result)
+        result = copy_table(stream, launch->to, rows, size, true);
+    free(rows);
+    return result;
+}
+
 /* Adds to the sums that are there, as the real one does: who has not set them to zero notices. */
 CUresult run_launch(const struct stream *stream, const struct launch *launch)
 {
     CUresult result = injected(CALL_queuedKernel);
 
+    if (!result && launch->carries)
+        return run_carry(stream, launch);
     for (unsigned i = 0; !result && i < launch->count; i++) {
-        CUdeviceptr at = launch->sums + i * 2 * sizeof(FingerprintWord);
+        CUdeviceptr at = launch->to + i * 2 * sizeof(FingerprintWord);
         FingerprintWord added[2] = {0, 0}, sums[2];
         struct span_row span;
 
-        if ((result = read_memory(stream, launch->spans + i * sizeof span, &span, sizeof span)) ||
+        if ((result = read_memory(stream, launch->from + i * sizeof span, &span, sizeof span)) ||
             (result = add_span(stream, &span, added)) ||
             (result = read_memory(stream, at, sums, sizeof sums)))
             break;

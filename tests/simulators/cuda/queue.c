@@ -241,8 +241,8 @@ static bool uses(const struct operation *operation, CUdeviceptr at, size_t size)
         return ranges_overlap(operation->fill.to, operation->fill.size, at, size);
     case OPERATION_LAUNCH: { /* what it hashes is known only once it runs, and is noticed then */
         const struct launch *launch = &operation->launch;
-        return ranges_overlap(launch->spans, launch->count * (size_t)16, at, size) ||
-               ranges_overlap(launch->sums, launch->count * (size_t)16, at, size);
+        return ranges_overlap(launch->from, launch->count * (size_t)16, at, size) ||
+               ranges_overlap(launch->to, launch->count * (size_t)16, at, size);
     }
     default:
         return false;

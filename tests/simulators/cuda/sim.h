@@ -164,9 +164,10 @@ struct fill {
     uint32_t value;
 };
 
-struct launch { /* of the one kernel there is */
+struct launch { /* tables of rows: of spans and of their sums, or from where to where to carry */
     struct module *module;
-    CUdeviceptr spans, sums;
+    bool carries;
+    CUdeviceptr from, to;
     unsigned count, blocks_per_span;
 };
 
