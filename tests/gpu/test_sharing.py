@@ -55,7 +55,7 @@ backend.close()
 @pytest.fixture
 def shared() -> Iterator[Path]:
     """A directory in memory, as the option has by default: other files cannot be pinned."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:  # noqa: S108 - made for this test
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder)
 
 
