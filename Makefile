@@ -7,12 +7,12 @@ EXTRAS ?= dev
 # The versions CI uses. `make test CONSTRAINTS=` takes what pip finds.
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: demo test install lint types unit bench clean
+.PHONY: demo test install lint types docs unit packaging release sbom bench clean
 
 demo: install
 	$(BIN)/sleepbackends demo
 
-test: install lint types unit
+test: install lint types docs unit
 
 install: $(VENV)/installed
 
@@ -31,9 +31,34 @@ types: install
 	$(BIN)/mypy
 	$(BIN)/mypy examples/sleepbackends-zstd
 
+# The site, in build/site. Strict: a warning, a dead link or a page left out of the menu fails it.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 unit: install
 	$(BIN)/python -m pytest
 	$(BIN)/python -m pytest examples/sleepbackends-zstd
+
+# Slow: every Python that this machine has, every extra, pipx.
+packaging: install
+	$(BIN)/python -m pytest tests/packaging -m 'slow or not slow'
+
+# What is uploaded, in dist/: sdist, wheel, and a list of what the wheel brings.
+release: install
+	rm -rf dist build/released
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv build/released
+	build/released/bin/python -m pip install --quiet dist/*.whl
+	$(MAKE) sbom OF=build/released OUT=dist/sleepbackends.cdx.json
+
+# cyclonedx-py finds the version of the package itself only where it is not dynamic.
+sbom:
+	printf '[project]\nname = "sleepbackends"\nlicense = "Apache-2.0"\nversion = "%s"\n' \
+		"$$($(OF)/bin/python -c 'import sleepbackends; print(sleepbackends.__version__)')" \
+		> $(OF)/pyproject.toml
+	$(BIN)/cyclonedx-py environment $(OF) --pyproject $(OF)/pyproject.toml --mc-type library \
+		--output-reproducible --output-file $(OUT)
 
 bench: install
 	$(BIN)/python benchmarks/host_spool.py

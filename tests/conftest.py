@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.packaging.environments import Distributions, build
 from tests.simulators.cuda import Simulator, loaded_or_skip
 from tests.simulators.cuda.driving import UNIT_BYTES, Driven, HostBuffer
 
@@ -28,3 +29,8 @@ def pinned(cuda: Driven) -> HostBuffer:
     buffer = HostBuffer(byte=5)
     cuda.call("cuMemHostRegister", buffer.address, UNIT_BYTES, 0)
     return buffer
+
+
+@pytest.fixture(scope="session")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
+    return build(tmp_path_factory.mktemp("dist"))

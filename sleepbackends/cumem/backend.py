@@ -27,6 +27,8 @@ from sleepbackends.vmm.places import Store
 from sleepbackends.vmm.shared import SharedStore
 from sleepbackends.vmm.shared_arena import SharedArena
 
+__all__ = ["CumemBackend"]
+
 
 class CumemBackend(VmmBackend[CumemOptions]):
     """Unmaps device memory and maps it again at the same addresses.

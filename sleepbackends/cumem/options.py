@@ -7,6 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+__all__ = ["CumemOptions"]
+
 
 class CumemOptions(BaseModel):
     """Where saved bytes go, how allocations are laid out, and what is checked."""

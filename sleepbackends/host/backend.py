@@ -22,6 +22,8 @@ from sleepbackends.hostmemory.directory import choose_directory
 from sleepbackends.ledger import Block
 from sleepbackends.settings import BackendSettings
 
+__all__ = ["HostBackend"]
+
 ResultT = TypeVar("ResultT")
 
 

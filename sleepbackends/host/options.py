@@ -6,6 +6,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+__all__ = ["HostOptions"]
+
 
 class HostOptions(BaseModel):
     """Where saved bytes go, and how fast.

@@ -21,6 +21,8 @@ from sleepbackends.hostmemory.region import Region
 from sleepbackends.ledger import Block
 from sleepbackends.mechanism import POISON_BYTE, Fill
 
+__all__ = ["HostMemoryBackend"]
+
 Buffer = ctypes.Array[ctypes.c_ubyte]
 
 _POPULATE_BYTES = 64 << 20

@@ -14,6 +14,25 @@ from typing import Any
 
 from sleepbackends.errors import HostMemoryError, MechanismError
 
+__all__ = [
+    "HUGE_PAGE_BYTES",
+    "buffer",
+    "copy_into",
+    "equal",
+    "fill",
+    "forbid_writing",
+    "map_file",
+    "map_memory",
+    "populate",
+    "preallocate",
+    "punch_hole",
+    "release",
+    "reserve",
+    "round_up",
+    "unmap_memory",
+    "view",
+]
+
 HUGE_PAGE_BYTES = 2 << 20
 """The common size of a huge page. Where the kernel's are larger, the advice has no effect."""
 

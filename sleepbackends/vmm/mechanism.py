@@ -21,9 +21,9 @@ from sleepbackends.settings import BackendSettings
 from sleepbackends.vmm.address_space import AddressSpace, Extent
 from sleepbackends.vmm.copies import Chunk, Copies, HostCopy
 from sleepbackends.vmm.driver import Driver
-from sleepbackends.vmm.mover import Direction, SubjectT, Work, move
+from sleepbackends.vmm.mover import SubjectT, Work, move
 from sleepbackends.vmm.places import Store
-from sleepbackends.vmm.ring import Ring
+from sleepbackends.vmm.ring import Direction, Ring
 from sleepbackends.vmm.saving import to_restore, to_save
 from sleepbackends.vmm.verify import Verify, is_intact
 

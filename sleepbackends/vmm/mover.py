@@ -19,8 +19,6 @@ from sleepbackends.vmm.driver import Driver, Event, Lane, LaneUse
 from sleepbackends.vmm.places import Place
 from sleepbackends.vmm.ring import Direction, Ring
 
-__all__ = ["Direction", "Work", "move"]
-
 GROUP_BYTES: dict[Direction, int] = {"down": 1 << 30, "up": 4 << 30}
 """How much is copied between two points that are waited for. On an H200 each such point
 costs the link half a millisecond, 10 % with one for every 256 MiB; on the way down a group

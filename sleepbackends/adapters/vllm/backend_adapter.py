@@ -29,6 +29,8 @@ from sleepbackends.reports import DiscardReport, ResumeReport, SuspendReport, co
 from sleepbackends.residency import Move, moved
 from sleepbackends.state import BackendState, check_tags
 
+__all__ = ["Known", "VllmBackendAdapter"]
+
 _FLAGS = (
     "preserves_communicators",
     "preserves_compiled_artifacts",

@@ -6,6 +6,8 @@ from typing import Any
 
 from sleepbackends.errors import BusyError, UnsupportedOperationError
 
+__all__ = ["release_kv_cache", "restore_kv_cache"]
+
 _KV_CACHE = "kv_cache"
 
 

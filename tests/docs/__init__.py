@@ -1,0 +1,1 @@
+"""The documentation: complete, true, and free of what is not there."""
