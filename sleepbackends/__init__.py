@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from sleepbackends.registry import Registry
 
 __version__ = "0.1.0"
+"""The version of this package."""
 
 __all__ = [
     "API_VERSION",

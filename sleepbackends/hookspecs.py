@@ -16,6 +16,7 @@ PROJECT_NAME = "sleepbackends"
 
 hookspec = pluggy.HookspecMarker(PROJECT_NAME)
 hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
+"""Marks a function of a plugin that implements a hook."""
 
 
 @dataclass(frozen=True)

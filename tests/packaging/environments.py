@@ -38,12 +38,13 @@ def interpreter(version: str) -> Path | None:
     if version == "{}.{}".format(*sys.version_info):
         return Path(sys.executable)
     on_path = shutil.which(f"python{version}")
-    managed = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
-    for candidate in [*([on_path] if on_path else []), *managed]:
-        asked = [str(candidate), "-c", "import sys; print('{}.{}'.format(*sys.version_info))"]
+    candidates = [Path(on_path)] if on_path else []
+    candidates += sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    for candidate in candidates:
+        asked = [candidate, "-c", "import sys; print('{}.{}'.format(*sys.version_info))"]
         done = subprocess.run(asked, capture_output=True, text=True, check=False)
         if done.stdout.strip() == version:
-            return Path(candidate)
+            return candidate
     return None
 
 

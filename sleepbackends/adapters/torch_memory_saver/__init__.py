@@ -16,3 +16,4 @@ __all__ = ["TorchMemorySaver", "configure_subprocess", "torch_memory_saver"]
 # The one mutable thing of a whole process in this package: the interface is an object of this
 # name that all importers share. It holds nothing until its first use.
 torch_memory_saver = TorchMemorySaver()
+"""What importers of torch_memory_saver use."""
