@@ -48,15 +48,14 @@ release: install
 	rm -rf dist build/released
 	$(BIN)/python -m build
 	$(BIN)/twine check --strict dist/*
-	$(PYTHON) -m venv build/released
-	build/released/bin/python -m pip install --quiet dist/*.whl
+	$(PYTHON) -m venv --without-pip build/released
+	$(BIN)/python -m pip --python build/released install --quiet dist/*.whl
 	$(MAKE) sbom OF=build/released OUT=dist/sleepbackends.cdx.json
 
 # cyclonedx-py finds the version of the package itself only where it is not dynamic.
 sbom:
-	printf '[project]\nname = "sleepbackends"\nlicense = "Apache-2.0"\nversion = "%s"\n' \
-		"$$($(OF)/bin/python -c 'import sleepbackends; print(sleepbackends.__version__)')" \
-		> $(OF)/pyproject.toml
+	version="$$($(OF)/bin/python -c 'import sleepbackends; print(sleepbackends.__version__)')" \
+		&& sed "s/^dynamic = .*/version = \"$$version\"/" pyproject.toml > $(OF)/pyproject.toml
 	$(BIN)/cyclonedx-py environment $(OF) --pyproject $(OF)/pyproject.toml --mc-type library \
 		--output-reproducible --output-file $(OUT)
 

@@ -38,7 +38,10 @@ def public_modules() -> dict[str, list[str]]:
 def on_config(config: MkDocsConfig) -> None:
     """List the pages of reference in the last section."""
     (pages,) = (config.nav or [])[-1].values()
-    pages.extend({module: f"reference/{module}.md"} for module in public_modules())
+    pages.extend(
+        {module.removeprefix("sleepbackends."): f"reference/{module}.md"}
+        for module in public_modules()
+    )
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:

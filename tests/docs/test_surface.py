@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+import sleepbackends
 from mkdocs_hooks import public_modules
+from sleepbackends.testing import SimulatedBackend
 from tests.docs import api
 from tests.docs.pages import PAGES, ROOT, fences, text_of
 
@@ -102,3 +105,31 @@ def test_pages_import_public_names_only(page: Path) -> None:
                     continue
                 assert module in PUBLIC, f"{page.name}: {module} has no __all__"
                 assert set(names) <= set(PUBLIC[module]), f"{page.name}: from {module}"
+
+
+def attributes(*owners: type) -> set[str]:
+    """Everything an object of one of these classes has, its own attributes included."""
+    found = {name for owner in owners for name in dir(owner)}
+    for base in {base for owner in owners for base in owner.__mro__}:
+        if base.__module__.startswith("sleepbackends"):
+            found |= set(re.findall(r"^ +self\.([a-z]\w*)\b.* = ", inspect.getsource(base), re.M))
+    return found
+
+
+# The built-in backends, whatever else is installed here.
+REGISTRY = sleepbackends.Registry.load(environ={"SLEEPBACKENDS_DISABLE_PLUGINS": "*"})
+CALLED: dict[str, tuple[type, ...]] = {
+    "orchestrator": (sleepbackends.Orchestrator, sleepbackends.AsyncOrchestrator),
+    "backend": (SimulatedBackend, *map(REGISTRY.load_class, REGISTRY.specs)),
+}
+
+
+@pytest.mark.parametrize("variable", CALLED)
+@pytest.mark.parametrize("page", READERS, ids=lambda page: page.name)
+def test_pages_call_what_is_there(page: Path, variable: str) -> None:
+    text = page.read_text(encoding="utf-8")
+    blocks = [fence.code for fence in fences(text) if fence.language == "python"]
+    code = "\n".join([*blocks, *re.findall(r"`([^`\n]+)`", text)])
+    called = set(re.findall(rf"(?<![\w.]){variable}\.(?!(?:py|md|toml)\b)([a-z]\w*)", code))
+    known = attributes(*CALLED[variable])
+    assert called <= known, f"{page.name}: {variable} has no {called - known}"

@@ -41,7 +41,7 @@ def interpreter(version: str) -> Path | None:
     candidates = [Path(on_path)] if on_path else []
     candidates += sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     for candidate in candidates:
-        asked = [candidate, "-c", "import sys; print('{}.{}'.format(*sys.version_info))"]
+        asked = [str(candidate), "-c", "import sys; print('{}.{}'.format(*sys.version_info))"]
         done = subprocess.run(asked, capture_output=True, text=True, check=False)
         if done.stdout.strip() == version:
             return candidate

@@ -127,6 +127,8 @@ def test_the_sbom_lists_what_is_installed(installed: Environment, tmp_path: Path
     assert sbom["bomFormat"] == "CycloneDX"
     root = sbom["metadata"]["component"]
     assert (root["name"], root["version"]) == ("sleepbackends", sleepbackends.__version__)
+    (needed,) = [each for each in sbom["dependencies"] if each["ref"] == root["bom-ref"]]
+    assert any("pydantic" in each for each in needed["dependsOn"])
     listed = {(each["name"], each["version"]) for each in sbom["components"]}
     assert installed.listed() - {(root["name"], root["version"])} <= listed
 
