@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.packaging.environments import Distributions, build
+from tests.packaging.environments import Distributions, build, index_problem
 from tests.simulators.cuda import Simulator, loaded_or_skip
 from tests.simulators.cuda.driving import UNIT_BYTES, Driven, HostBuffer
 
@@ -33,4 +33,8 @@ def pinned(cuda: Driven) -> HostBuffer:
 
 @pytest.fixture(scope="session")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
+    """What would be published; without the package index there is nothing to build it with."""
+    problem = index_problem(tmp_path_factory.mktemp("fetched"))
+    if problem:
+        pytest.skip(f"the package index cannot be reached: {problem}")
     return build(tmp_path_factory.mktemp("dist"))

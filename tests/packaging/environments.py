@@ -24,6 +24,15 @@ class Distributions(NamedTuple):
     wheel: Path
 
 
+def index_problem(folder: Path) -> str:
+    """Say why pip cannot fetch what a build needs; nothing if it can."""
+    fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+    done = subprocess.run(
+        [*fetch, "hatchling"], env=environ(), capture_output=True, text=True, check=False
+    )
+    return done.stderr.strip().splitlines()[-1] if done.returncode else ""
+
+
 def build(folder: Path) -> Distributions:
     """Build the sdist, and the wheel from it, so that the sdist has to be complete."""
     run(sys.executable, "-m", "build", "--outdir", folder, ROOT)
