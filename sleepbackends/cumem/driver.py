@@ -209,6 +209,19 @@ class CudaDriver:
             self.call(self._cu.cuMemcpyHtoD, address, data, len(data))
             self.call(self._cu.cuCtxSynchronize)
 
+    def reclaim(self, device: int) -> None:
+        """Take one granule of memory and give it back, which ends releases that are under way."""
+        cu = self._cu
+        wanted = cu.CUmemAllocationProp()
+        wanted.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        wanted.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        wanted.location.id = device
+        least = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        with self.current(device):
+            size_bytes = self.call(cu.cuMemGetAllocationGranularity, wanted, least)
+            handle = self.call(cu.cuMemCreate, size_bytes, wanted, 0, needed_bytes=size_bytes)
+            self.call(cu.cuMemRelease, handle)
+
     def pin(self, host: int, size_bytes: int) -> None:
         """Register host memory for every device.
 

@@ -1,8 +1,9 @@
 """Pinned host memory for saved bytes: made while it is already being used, kept by policy.
 
-First touch and registration cost more than the copy itself when they come first (16 GiB:
-0.3 s each against 0.3 s). So a segment is one mapping with huge pages, made ready chunk by
-chunk by a few threads, and a copy into a chunk is queued as soon as that chunk is ready.
+First touch and registration cost more than the copy itself when they come first (16 GiB: 0.35
+and 0.4 s against 0.3 s). So a segment is one mapping with huge pages, made ready chunk by chunk:
+many threads touch, one registers what was touched, because the driver lets only one thread do
+that anyway, and a copy into a chunk is queued as soon as that chunk is ready.
 
 A chunk that the driver refuses to pin is used all the same: copies to and from it then go
 through the buffers of ``ring``, or if not even those are pinned, through the driver's own,
@@ -11,22 +12,20 @@ which is slow.
 
 from __future__ import annotations
 
-import ctypes
 import logging
+import os
 import threading
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import ClassVar
 
 from sleepbackends.errors import HostMemoryError, SleepBackendsError
 from sleepbackends.host_limits import host_memory
 from sleepbackends.hostmemory import driver as host
-from sleepbackends.vmm import places
 from sleepbackends.vmm.driver import Driver
-from sleepbackends.vmm.fingerprint import host_fingerprint
-from sleepbackends.vmm.gaps import Gaps, carve_all
+from sleepbackends.vmm.gaps import carve_all
 from sleepbackends.vmm.places import Retention, Slot
+from sleepbackends.vmm.segment import Chunk, Range, Segment
 
 logger = logging.getLogger(__name__)
 
@@ -37,160 +36,11 @@ SMALL_CHUNK_BYTES = 16 << 20
 """The same where others are not to notice: the driver lets nobody else in while it registers
 memory, 1.6 ms for 64 MiB on an H200's host."""
 
-THREADS = 8
-"""More threads make first touch and registration slower, not faster (1.9 s with 16)."""
+THREADS = max(2, min(14, len(os.sched_getaffinity(0)) - 2))
+"""How many threads touch memory at once; two processors are left to others."""
 
-
-class Segment(Gaps):
-    """One mapping of host memory, in chunks that become ready one after another.
-
-    Each chunk is a promise to tell, once its memory is there, whether it is pinned; None as
-    long as nobody has asked for it.
-
-    Parameters
-    ----------
-    address, size_bytes : int
-        The mapping.
-    chunk_bytes : int
-        The size of the chunks, but for the last.
-    begin : callable
-        Has the memory at an address made ready, so many bytes of it.
-    """
-
-    def __init__(
-        self,
-        address: int,
-        size_bytes: int,
-        chunk_bytes: int,
-        begin: Callable[[int, int], Future[bool]],
-    ) -> None:
-        super().__init__(size_bytes)
-        self.address = address
-        self.chunk_bytes = chunk_bytes
-        self.chunks: list[Future[bool] | None] = [None] * -(-size_bytes // chunk_bytes)
-        self.views: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._begin = begin
-        self._lock = threading.Lock()
-
-    def chunk(self, number: int) -> Future[bool]:
-        """Return a chunk, which is begun now if it was not before."""
-        with self._lock:
-            chunk = self.chunks[number]
-            if chunk is None:
-                at = number * self.chunk_bytes
-                size_bytes = min(self.chunk_bytes, self.size_bytes - at)
-                chunk = self.chunks[number] = self._begin(self.address + at, size_bytes)
-            return chunk
-
-    def begin(self) -> None:
-        """Begin all chunks."""
-        while None in self.chunks:
-            self.chunk(self.chunks.index(None))
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing of it is taken, and nobody looks at it."""
-        return self.free_bytes == self.size_bytes and not self.views
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether there was no memory for one of its chunks: it serves nobody any more."""
-        begun = (chunk for chunk in self.chunks if chunk is not None and chunk.done())
-        return any(not chunk.cancelled() and chunk.exception() for chunk in begun)
-
-
-class Piece(NamedTuple):
-    """Consecutive bytes of one chunk, ready to be copied to or from: a ``Place``.
-
-    Parameters
-    ----------
-    host : int
-        Address of the first.
-    size_bytes : int
-        How many there are.
-    pinned : bool
-        Whether a device copies from and to them at full speed.
-    """
-
-    host: int
-    size_bytes: int
-    pinned: bool
-
-    def write(self, source: int) -> None:
-        """Fill the piece with the bytes at an address."""
-        ctypes.memmove(self.host, source, self.size_bytes)
-
-    def read(self, target: int) -> bool:
-        """Copy the bytes to an address; they are taken to be sound."""
-        ctypes.memmove(target, self.host, self.size_bytes)
-        return True
-
-
-class Range(NamedTuple):
-    """Consecutive bytes of a segment."""
-
-    segment: Segment
-    offset: int
-    size_bytes: int
-
-    @property
-    def address(self) -> int:
-        """Where the first is."""
-        return self.segment.address + self.offset
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether its segment serves nobody any more."""
-        return self.segment.has_failed
-
-    def part(self, start: int, size_bytes: int) -> Range:
-        """Return some of the bytes, counted from the first."""
-        return Range(self.segment, self.offset + start, size_bytes)
-
-    def pieces(self) -> Iterator[Piece]:
-        """Go through the bytes, split where registrations meet, as each becomes ready.
-
-        What is not pinned comes in pieces that fit a buffer.
-
-        Raises
-        ------
-        HostMemoryError
-            If there is no memory; ``give_back`` the slot, and the next one will be elsewhere.
-        """
-        offset, end = self.offset, self.offset + self.size_bytes
-        while offset < end:
-            number = offset // self.segment.chunk_bytes
-            stop = min(end, (number + 1) * self.segment.chunk_bytes)
-            pinned = self.segment.chunk(number).result()
-            if not pinned:
-                stop = min(stop, offset + places.BUFFER_BYTES)
-            yield Piece(self.segment.address + offset, stop - offset, pinned)
-            offset = stop
-
-    def wait(self) -> None:
-        """Wait until all of it is ready; raises what ``pieces`` raises."""
-        for _ in self.pieces():
-            pass
-
-    def view(self, start: int, size_bytes: int) -> memoryview:
-        """Return a read-only view that keeps the memory mapped, counted from the first byte."""
-        buffer = host.buffer(self.address + start, size_bytes)
-        self.segment.views[id(buffer)] = buffer
-        return memoryview(buffer).cast("B").toreadonly()
-
-    def is_followed_by(self, other: Range) -> bool:
-        """Tell whether the other begins where this one ends."""
-        return self.segment is other.segment and self.offset + self.size_bytes == other.offset
-
-    def fingerprinting(self) -> Callable[[], int]:
-        """Return what computes the fingerprint of the bytes, and keeps them there until then."""
-        kept = self.view(0, self.size_bytes)
-
-        def compute() -> int:
-            with kept:
-                return host_fingerprint(self.address, self.size_bytes)
-
-        return compute
+TOUCH_BYTES = 4 << 20
+"""How much is touched by one call: who maps memory meanwhile waits for the end of it."""
 
 
 class Arena:
@@ -215,8 +65,11 @@ class Arena:
         self._budget_bytes = budget_bytes
         self._retention = retention
         self._segments: list[Segment] = []
+        self._leaving: list[Segment] = []
         self._lock = threading.Lock()
-        self._workers = ThreadPoolExecutor(THREADS, thread_name_prefix="sleepbackends-pin")
+        self._touching = ThreadPoolExecutor(THREADS, "sleepbackends-touch")
+        self._pinning = ThreadPoolExecutor(1, "sleepbackends-pin")
+        self._are_started = False
 
     @property
     def retains(self) -> bool:
@@ -226,7 +79,7 @@ class Arena:
     @property
     def held_bytes(self) -> int:
         """Bytes of host memory held now, used or not."""
-        return sum(segment.size_bytes for segment in list(self._segments))
+        return sum(segment.size_bytes for segment in [*self._segments, *self._leaving])
 
     @property
     def used_bytes(self) -> int:
@@ -283,7 +136,7 @@ class Arena:
             slot.ranges = []
             idle = any(segment.is_empty for segment in self._segments)
         if idle and self._retention == "release":
-            self._workers.submit(self.trim)
+            self._pinning.submit(self.trim)
         elif idle and self._retention == "none":
             self.trim()
 
@@ -292,14 +145,17 @@ class Arena:
         with self._lock:
             idle = [s for s in self._segments if s.is_empty and (s.has_failed or not failed_only)]
             self._segments = [s for s in self._segments if s not in idle]
+            self._leaving += idle
         kept = [segment for segment in idle if not self._drop(segment)]
         with self._lock:
+            self._leaving = [s for s in self._leaving if s not in idle]
             self._segments += kept
         return sum(segment.size_bytes for segment in idle if segment not in kept)
 
     def close(self) -> None:
         """Give everything back. Repeating the call does nothing."""
-        self._workers.shutdown(wait=True)
+        self._touching.shutdown(wait=True)
+        self._pinning.shutdown(wait=True)
         with self._lock:
             segments, self._segments = self._segments, []
         self._segments = [segment for segment in segments if not self._drop(segment)]
@@ -338,11 +194,30 @@ class Arena:
             raise
         return Segment(address, size_bytes, chunk_bytes, self._begin)
 
-    def _begin(self, address: int, size_bytes: int) -> Future[bool]:
-        return self._workers.submit(self._make_ready, address, size_bytes)
+    def _begin(self, address: int, size_bytes: int) -> Chunk:
+        self._start()
+        touched = self._touching.submit(_touch, address, size_bytes)
+        return Chunk(touched, self._pinning.submit(self._pin, touched, address, size_bytes))
 
-    def _make_ready(self, address: int, size_bytes: int) -> bool:
-        host.populate(address, size_bytes)
+    def _start(self) -> None:
+        """Have all threads before the first touches memory: they need some themselves.
+
+        A thread that begins waits for the end of what others touch, 70 ms for all of them.
+        """
+        if self._are_started:
+            return
+        self._are_started = True
+        together = threading.Barrier(THREADS + 1)
+        try:
+            for _ in range(THREADS):
+                self._touching.submit(together.wait)
+            together.wait()
+        except BaseException:
+            together.abort()
+            raise
+
+    def _pin(self, touched: Future[None], address: int, size_bytes: int) -> bool:
+        touched.result()
         try:
             self._driver.pin(address, size_bytes)
         except HostMemoryError as error:
@@ -355,17 +230,27 @@ class Arena:
         if segment.views:
             return False
         for number, chunk in enumerate(segment.chunks):
-            if chunk is None or chunk.cancel() or chunk.exception() or not chunk.result():
+            if chunk is None or _is_unpinned(chunk):
                 continue
             try:
                 self._driver.unpin(segment.address + number * segment.chunk_bytes)
             except SleepBackendsError:
                 logger.exception("%d bytes of host memory stay pinned", segment.size_bytes)
                 return False
-            segment.chunks[number] = _NOT_PINNED
+            segment.chunks[number] = None
         host.release(segment.address, segment.size_bytes)
         return True
 
 
-_NOT_PINNED: Future[bool] = Future()
-_NOT_PINNED.set_result(False)
+def _touch(address: int, size_bytes: int) -> None:
+    for at in range(0, size_bytes, TOUCH_BYTES):
+        host.populate(address + at, min(TOUCH_BYTES, size_bytes - at))
+
+
+def _is_unpinned(chunk: Chunk) -> bool:
+    """Tell whether a chunk will never be pinned, once nobody is at it any more."""
+    if chunk.pinned.cancel():
+        if not chunk.touched.cancel():
+            wait([chunk.touched])
+        return True
+    return chunk.pinned.exception() is not None or not chunk.pinned.result()

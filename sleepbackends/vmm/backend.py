@@ -74,6 +74,7 @@ class VmmBackend(VmmMechanism[OptionsT]):
         """Let the address space go on, and account for what was freed meanwhile."""
         self._space.end()
         self._refresh()
+        super().end()
 
     def _follow(self) -> None:
         """Bring the ledger up to date, unless a transition is going on: that does it itself.

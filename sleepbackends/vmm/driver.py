@@ -114,6 +114,21 @@ class Driver(Protocol):
         """Return how much memory the device has left; other processes move it."""
         ...
 
+    def reclaim(self, device: int) -> None:
+        """Have memory that was given up ready for whoever allocates next.
+
+        It takes the least memory there is and gives it back; a driver on which that serves
+        nothing does nothing.
+
+        Raises
+        ------
+        DeviceMemoryError
+            If others have all of the device.
+        MechanismError
+            If the driver failed.
+        """
+        ...
+
     def pin(self, host: int, size_bytes: int) -> None:
         """Register host memory, so that the device copies from and to it at full speed.
 

@@ -23,6 +23,7 @@ from sleepbackends.vmm.copies import Chunk, Copies, HostCopy
 from sleepbackends.vmm.driver import Driver
 from sleepbackends.vmm.mover import SubjectT, Work, move
 from sleepbackends.vmm.places import Store
+from sleepbackends.vmm.reclaim import Reclaim
 from sleepbackends.vmm.ring import Direction, Ring
 from sleepbackends.vmm.saving import to_restore, to_save
 from sleepbackends.vmm.verify import Verify, is_intact
@@ -68,6 +69,8 @@ class VmmMechanism(BaseBackend[OptionsT]):
         self._copies = Copies(store)
         self._certain = False
         self._best_bytes_s = 0.0
+        self._reclaim = Reclaim(driver)
+        self._given_up: set[int] = set()
 
     @abstractmethod
     def device_name(self, device: int) -> str:
@@ -179,9 +182,17 @@ class VmmMechanism(BaseBackend[OptionsT]):
         if not self._copies.is_settled(_extent(block).device):
             self._settle(_extent(block).device)
         self._space.unmap(_extent(block).id)
+        self._given_up.add(_extent(block).device)
+
+    def end(self) -> None:
+        """Have the driver take back what the transition gave up, once it has ended."""
+        if self._given_up:
+            self._reclaim.soon(self._given_up)
+            self._given_up.clear()
 
     def reserve(self, blocks: Sequence[Block]) -> None:
         """Take the physical memory of all these extents."""
+        self._reclaim.stop()
         taken: list[Block] = []
         try:
             for block in blocks:
@@ -241,6 +252,7 @@ class VmmMechanism(BaseBackend[OptionsT]):
 
     def shut_down(self) -> None:
         """Give the room for saved bytes and the lanes back."""
+        self._reclaim.stop()
         self._ring.trim()
         self._store.close()
         self._driver.close()

@@ -15,9 +15,10 @@ from contextlib import suppress
 from sleepbackends.errors import HostMemoryError, SleepBackendsError
 from sleepbackends.hostmemory import driver as host
 from sleepbackends.vmm import arena
-from sleepbackends.vmm.arena import Arena, Range, Segment
+from sleepbackends.vmm.arena import Arena
 from sleepbackends.vmm.driver import Driver
 from sleepbackends.vmm.places import Slot
+from sleepbackends.vmm.segment import Chunk, Range, Segment
 from sleepbackends.vmm.shared import Shared, SharedStore
 
 logger = logging.getLogger(__name__)
@@ -173,5 +174,6 @@ def is_shared(saved: object) -> bool:
     return isinstance(saved, Range) and isinstance(saved.segment, SharedSegment)
 
 
-_PINNED: Future[bool] = Future()
-_PINNED.set_result(True)
+_PINNED = Chunk(Future(), Future())
+_PINNED.touched.set_result(None)
+_PINNED.pinned.set_result(True)

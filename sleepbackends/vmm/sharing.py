@@ -14,9 +14,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from sleepbackends.errors import ClosedError, SleepBackendsError
-from sleepbackends.vmm.arena import Range
 from sleepbackends.vmm.copies import Chunk, Copies, HostCopy
 from sleepbackends.vmm.places import Slot
+from sleepbackends.vmm.segment import Range
 from sleepbackends.vmm.shared_arena import SharedArena, is_shared
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from sleepbackends.policies import Policies, Policy, TagPolicy
 from sleepbackends.residency import Residency
 from sleepbackends.testing import FaultInjector
 from sleepbackends.vmm import copies
-from sleepbackends.vmm.arena import Range
+from sleepbackends.vmm.segment import Range
 from tests.cumem.test_backend import Make, filled, holds, make
 from tests.native.fixtures import GRANULE_BYTES
 from tests.simulators.cuda import Simulator

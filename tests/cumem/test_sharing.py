@@ -19,7 +19,7 @@ from sleepbackends.cumem.options import CumemOptions
 from sleepbackends.cumem.region import CudaMemory
 from sleepbackends.errors import HostMemoryError, StorageError
 from sleepbackends.vmm import copies
-from sleepbackends.vmm.arena import Range
+from sleepbackends.vmm.segment import Range
 from sleepbackends.vmm.shared import SharedStore
 from sleepbackends.vmm.shared_arena import SharedArena
 from tests.cumem.test_backend import Make, filled, make

@@ -19,8 +19,9 @@ from sleepbackends.host_limits import HostMemory
 from sleepbackends.hostmemory import driver as host
 from sleepbackends.vmm import arena as module
 from sleepbackends.vmm import places
-from sleepbackends.vmm.arena import Arena, Piece
+from sleepbackends.vmm.arena import Arena
 from sleepbackends.vmm.places import Retention, Slot
+from sleepbackends.vmm.segment import Piece
 
 PAGE = 4096
 CHUNK = 4 * PAGE
@@ -275,7 +276,7 @@ def test_retention(retention: Retention) -> None:
         (slot,) = arena.take([CHUNK])
         ranges(slot)
         arena.give_back(slot)
-        arena._workers.shutdown(wait=True)
+        arena._pinning.shutdown(wait=True)
         expected = CHUNK if retention == "retain" else 0
         assert arena.held_bytes == expected
         assert sum(pins.pinned.values()) == expected

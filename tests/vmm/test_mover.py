@@ -8,9 +8,9 @@ import pytest
 
 from sleepbackends.errors import MechanismError
 from sleepbackends.vmm import mover
-from sleepbackends.vmm.arena import Piece
 from sleepbackends.vmm.mover import Work, move
 from sleepbackends.vmm.ring import Ring
+from sleepbackends.vmm.segment import Piece
 
 
 class FakeLane:
