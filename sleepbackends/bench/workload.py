@@ -40,6 +40,10 @@ PLAIN_GIB = 4.0
 """The most that is pinned for plain copies; larger amounts go through it several times."""
 
 KV_TIMES = 5
+
+ASLEEP_S = 0.3
+"""How long a KV cache is away where it is compared in turn; nobody releases one for less."""
+
 """How often the KV cache goes and comes in a round: the driver takes once or twice the time
 to give the same memory back, so that one figure says little."""
 
@@ -172,6 +176,8 @@ def measure_in_turn(spec: Spec, emit: Emit) -> None:
             ):
                 for _ in range(100):
                     busy.add_(1)
+                if case == "resume_kv":
+                    time.sleep(ASLEEP_S)
                 emit(dataclasses.replace(spec, peer=peer).row(case, number, timed(call)))
     os._exit(0)  # torch_memory_saver's pool does not survive the interpreter
 

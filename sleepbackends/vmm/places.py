@@ -13,7 +13,7 @@ Retention = Literal["retain", "release", "none"]
 """What becomes of room once its bytes are restored: kept for the next sleep, given back in the
 background, or given back at once."""
 
-BUFFER_BYTES = 16 << 20
+BUFFER_BYTES = 8 << 20
 """The most that a place holds which a device does not copy to itself."""
 
 

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 Direction = Literal["down", "up"]
 """From the device to the host, or back."""
 
-BUFFERS = 8
+BUFFERS = 16
 """The most buffers there are, of ``places.BUFFER_BYTES`` each, and the most threads."""
 
 AHEAD = 4
