@@ -40,12 +40,11 @@ PLAIN_GIB = 4.0
 """The most that is pinned for plain copies; larger amounts go through it several times."""
 
 KV_TIMES = 5
+"""How often the KV cache goes and comes in a round: the driver takes once or twice the time
+to give the same memory back, so that one figure says little."""
 
 ASLEEP_S = 0.3
 """How long a KV cache is away where it is compared in turn; nobody releases one for less."""
-
-"""How often the KV cache goes and comes in a round: the driver takes once or twice the time
-to give the same memory back, so that one figure says little."""
 
 Clock = Callable[[Callable[[], object]], float]
 """Makes a call and returns how many seconds it took."""
