@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -142,6 +142,9 @@ class CudaDriver:
         return self.call(self._cu.cuDeviceGet, device)
 
     def _context(self, device: int) -> Any:
+        context = self._contexts.get(device)
+        if context is not None:
+            return context
         with self._lock:
             if device not in self._contexts:
                 self._contexts[device] = self.call(
@@ -149,22 +152,9 @@ class CudaDriver:
                 )
             return self._contexts[device]
 
-    @contextmanager
-    def current(self, device: int) -> Iterator[None]:
+    def current(self, device: int) -> AbstractContextManager[None]:
         """Make the device's primary context current in this thread, and put back what was."""
-        context = self._context(device)
-        before = self.call(self._cu.cuCtxGetCurrent)
-        if int(before) == int(context):
-            yield
-            return
-        self.call(self._cu.cuCtxSetCurrent, context)
-        try:
-            yield
-        finally:
-            # What was done here is done: an error would say that it was not.
-            (code,) = self._cu.cuCtxSetCurrent(before)
-            if code:
-                logger.error("the context of this thread was not put back: %s", code.name)
+        return _Current(self, self._context(device))
 
     def lane(self, device: int, use: LaneUse) -> CudaLane:
         """Return the stream of a device for one kind of our work; always the same."""
@@ -281,6 +271,32 @@ class CudaDriver:
             lanes, self._lanes = self._lanes, {}
         for lane in lanes.values():
             lane.close()
+
+
+class _Current:
+    """A context made current. Entered for every copy, where a generator would cost the most."""
+
+    __slots__ = ("_before", "_context", "_driver")
+
+    def __init__(self, driver: CudaDriver, context: Any) -> None:
+        self._driver = driver
+        self._context = context
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        call, cu = self._driver.call, self._driver._cu
+        before = call(cu.cuCtxGetCurrent)
+        if int(before) != int(self._context):
+            call(cu.cuCtxSetCurrent, self._context)
+            self._before = before
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is None:
+            return
+        # What was done here is done: an error would say that it was not.
+        (code,) = self._driver._cu.cuCtxSetCurrent(self._before)
+        if code:
+            logger.error("the context of this thread was not put back: %s", code.name)
 
 
 class CudaLane:

@@ -8,7 +8,7 @@ cache, which goes as soon as its room is needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,8 +22,11 @@ from sleepbackends.vmm.places import Place, Saved, Slot, Store
 CHUNK_BYTES = 32 << 20
 """What is compared, and copied or not, as one, where the store has room for so much at a time."""
 
+Spare = Callable[[], Collection[Block]]
+"""Lists blocks whose copies may go for the room of others; asked only if room is missing."""
 
-@dataclass
+
+@dataclass(slots=True)
 class Chunk:
     """Consecutive bytes of a block and of a store.
 
@@ -91,18 +94,19 @@ class HostCopy:
         """Return where the bytes of a chunk are on the device."""
         return Span(self.extent.address + chunk.offset, chunk.size_bytes)
 
-    def transfers(self, chunk: Chunk) -> Iterator[tuple[int, Place]]:
-        """List the copies of a chunk: device address, and where its bytes are saved.
+    def transfers(self, chunks: Iterable[Chunk]) -> Iterator[tuple[int, Place]]:
+        """List the copies of some chunks: device address, and where its bytes are saved.
 
         Raises
         ------
         HostMemoryError
             If there is no memory where it is to be saved.
         """
-        address = self.extent.address + chunk.offset
-        for place in chunk.saved.pieces():
-            yield address, place
-            address += place.size_bytes
+        for chunk in chunks:
+            address = self.extent.address + chunk.offset
+            for place in chunk.saved.pieces():
+                yield address, place
+                address += place.size_bytes
 
     def view(self, address: int, size_bytes: int) -> memoryview:
         """Return saved bytes, read-only; where they lie in one piece without copying them.
@@ -173,7 +177,7 @@ class Copies:
     def __contains__(self, block: Block) -> bool:
         return block.address in self._copies
 
-    def check_room(self, blocks: Sequence[Block], spare: Collection[Block]) -> None:
+    def check_room(self, blocks: Sequence[Block], spare: Spare) -> None:
         """Check that all these blocks can be saved, if need be at the cost of spare copies.
 
         Raises
@@ -192,7 +196,7 @@ class Copies:
     def prepare(
         self,
         blocks: Sequence[Block],
-        spare: Collection[Block],
+        spare: Spare,
         live_ranges: Callable[[int], list[tuple[int, int]]],
         *,
         at_ease: bool = False,
@@ -227,7 +231,7 @@ class Copies:
         return self._copies.get(copy.extent.address) is copy
 
     def make_writable(
-        self, parts: Sequence[tuple[HostCopy, Chunk]], spare: Collection[Block] = ()
+        self, parts: Sequence[tuple[HostCopy, Chunk]], spare: Spare = lambda: ()
     ) -> None:
         """Have room of their own for chunks that are to be overwritten.
 
@@ -236,6 +240,8 @@ class Copies:
         NoRoomError
             If there is no room; the saved bytes of all chunks are still there, unless spare.
         """
+        if not parts:
+            return
         ranges = [chunk.saved for _, chunk in parts]
         try:
             own = self._store.writable(ranges)
@@ -293,10 +299,11 @@ class Copies:
         copy = self._copies.get(block.address)
         return copy is not None and copy.fits(block.extra)
 
-    def _evict(self, spare: Collection[Block]) -> bool:
-        for block in spare:
+    def _evict(self, spare: Spare) -> bool:
+        blocks = spare()
+        for block in blocks:
             self.drop(block)
-        return bool(spare)
+        return bool(blocks)
 
     def _give_back(self, device: int, slot: Slot) -> None:
         if device in self._unsettled:

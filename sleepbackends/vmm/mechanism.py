@@ -6,6 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 
 from sleepbackends.base import BaseBackend, OptionsT
 from sleepbackends.control import Control
@@ -90,7 +91,7 @@ class VmmMechanism(BaseBackend[OptionsT]):
 
     def check_room_to_save(self, blocks: Sequence[Block]) -> None:
         """Check that the store can hold the bytes of these blocks."""
-        self._copies.check_room(blocks, self._spare(blocks))
+        self._copies.check_room(blocks, partial(self._spare, blocks))
 
     def _spare(self, besides: Sequence[Block]) -> list[Block]:
         """List the blocks with a copy that nothing depends on."""
@@ -127,13 +128,13 @@ class VmmMechanism(BaseBackend[OptionsT]):
             self._best_bytes_s = max(rate, self._best_bytes_s)
 
     def _prepare(self, blocks: Sequence[Block], *, at_ease: bool = False) -> None:
-        spare, live_ranges = self._spare(blocks), self._space.live_ranges
+        spare, live_ranges = partial(self._spare, blocks), self._space.live_ranges
         self._copies.prepare(blocks, spare, live_ranges, at_ease=at_ease)
 
     def _make_writable(
         self, blocks: Sequence[Block]
     ) -> Callable[[Sequence[tuple[HostCopy, Chunk]]], None]:
-        return lambda parts: self._copies.make_writable(parts, self._spare(blocks))
+        return partial(self._copies.make_writable, spare=partial(self._spare, blocks))
 
     def restore(self, blocks: Iterable[Block], control: Control) -> Iterator[Block]:
         """Copy saved bytes back.
@@ -179,10 +180,11 @@ class VmmMechanism(BaseBackend[OptionsT]):
 
     def unmap(self, block: Block) -> None:
         """Unmap the extent and give its physical memory back."""
-        if not self._copies.is_settled(_extent(block).device):
-            self._settle(_extent(block).device)
-        self._space.unmap(_extent(block).id)
-        self._given_up.add(_extent(block).device)
+        extent = _extent(block)
+        if not self._copies.is_settled(extent.device):
+            self._settle(extent.device)
+        self._space.unmap(extent.id)
+        self._given_up.add(extent.device)
 
     def end(self) -> None:
         """Have the driver take back what the transition gave up, once it has ended."""

@@ -27,7 +27,7 @@ that has landed can be unmapped while the next is being copied."""
 SubjectT = TypeVar("SubjectT")
 
 
-@dataclass
+@dataclass(slots=True)
 class Work(Generic[SubjectT]):
     """Some copies of one device, and whatever they are about.
 
@@ -103,16 +103,19 @@ def _move(
     open_groups: dict[int, _Group[SubjectT]] = {}
     for work in works:
         device = work.device
-        if device not in lanes:
-            lanes[device] = lane(device)
-        group = open_groups.setdefault(device, _Group())
-        group.add(work, ring, lanes[device], direction)
-        if group.size_bytes >= GROUP_BYTES[direction]:
-            queued.append(open_groups.pop(device).closed(lanes[device]))
+        group = open_groups.get(device)
+        if group is None:
+            if device not in lanes:
+                lanes[device] = lane(device)
+            group = open_groups[device] = _Group(lanes[device])
+        group.add(work, ring, direction)
+        if group.size_bytes < GROUP_BYTES[direction]:
+            continue
+        queued.append(open_groups.pop(device).closed())
         while queued and queued[0].has_landed():
             ring.check()
             yield from queued.popleft().works
-    queued.extend(group.closed(lanes[device]) for device, group in open_groups.items())
+    queued.extend(group.closed() for group in open_groups.values())
     ring.finish()
     on_queued()
     for group in queued:
@@ -123,14 +126,16 @@ def _move(
 class _Group(Generic[SubjectT]):
     """Work whose copies are waited for together."""
 
-    def __init__(self) -> None:
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
         self.works: list[Work[SubjectT]] = []
         self.size_bytes = 0
         self._copies = 0
         self._through_ring: list[tuple[Work[SubjectT], Future[bool]]] = []
         self._event: Event | None = None
 
-    def add(self, work: Work[SubjectT], ring: Ring, lane: Lane, direction: Direction) -> None:
+    def add(self, work: Work[SubjectT], ring: Ring, direction: Direction) -> None:
+        lane = self._lane
         self.works.append(work)
         self.size_bytes += work.size_bytes
         for address, place in work.transfers:
@@ -145,9 +150,9 @@ class _Group(Generic[SubjectT]):
             else:
                 lane.to_device(address, place.host, place.size_bytes)
 
-    def closed(self, lane: Lane) -> _Group[SubjectT]:
+    def closed(self) -> _Group[SubjectT]:
         if self._copies:
-            self._event = lane.event()
+            self._event = self._lane.event()
         return self
 
     def has_landed(self) -> bool:

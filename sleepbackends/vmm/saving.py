@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import chain, islice, zip_longest
+from dataclasses import dataclass
+from itertools import islice
 
 from sleepbackends.control import Control
 from sleepbackends.errors import MechanismError
 from sleepbackends.ledger import Block
 from sleepbackends.vmm.copies import Chunk, HostCopy
 from sleepbackends.vmm.driver import Driver
+from sleepbackends.vmm.fingerprint import Pending
 from sleepbackends.vmm.mover import Work
+from sleepbackends.vmm.places import Place
 
 BATCH_CHUNKS = 32
 """How many chunks are fingerprinted by one call; an H200 reads 1 GiB in 0.25 ms."""
@@ -25,7 +27,7 @@ BATCH_CHUNKS = 32
 BATCHES_AHEAD = 4
 
 
-@dataclass
+@dataclass(slots=True)
 class Saving:
     """A chunk on its way to the host.
 
@@ -39,17 +41,18 @@ class Saving:
         Which part of it.
     last : bool
         Whether the block is saved with it.
+    fingerprint : int or None
+        Of its bytes on the device, where that can be had.
     clean : bool
-        Whether its bytes were saved already.
+        Whether these bytes were saved already.
     """
 
     block: Block
     copy: HostCopy
     chunk: Chunk
     last: bool
+    fingerprint: int | None = None
     clean: bool = False
-    fingerprints: Fingerprints = field(init=False)
-    number: int = field(init=False)
 
     def land(self, *, always_known: bool, known_at_once: bool) -> None:
         """Note what is saved now that the chunk has landed.
@@ -68,7 +71,7 @@ class Saving:
         """
         if self.clean:
             return
-        found = self.fingerprints.found[self.number]
+        found = self.fingerprint
         if known_at_once or (found is None and always_known):
             saved = self.chunk.saved.fingerprinting()()
             if found not in (None, saved):
@@ -81,43 +84,18 @@ class Saving:
             found = saved
         self.chunk.fingerprint = found
 
-    def look(self) -> None:
+    def look(self, fingerprint: int | None) -> None:
         """Find out whether it is clean."""
-        known = self.chunk.fingerprint
-        self.clean = known is not None and known == self.fingerprints.found[self.number]
+        self.fingerprint = fingerprint
+        self.clean = fingerprint is not None and fingerprint == self.chunk.fingerprint
 
     def work(self) -> Work[Saving]:
         """Return the copies to be made: none if it is clean."""
+        transfers: Iterable[tuple[int, Place]] = ()
         if not self.clean:
             self.chunk.overwrite()
-        transfers = iter(()) if self.clean else self.copy.transfers(self.chunk)
+            transfers = self.copy.transfers([self.chunk])
         return Work(self.copy.extent.device, transfers, self.chunk.size_bytes, self)
-
-
-class Fingerprints:
-    """Fingerprints on the device of some chunks of one device, being computed.
-
-    Parameters
-    ----------
-    driver : Driver
-        Computes them, or not.
-    parts : sequence of Saving
-        The chunks, all of one device.
-    """
-
-    def __init__(self, driver: Driver, parts: Sequence[Saving]) -> None:
-        spans = [part.copy.span(part.chunk) for part in parts]
-        self._count = len(parts)
-        self._pending = driver.fingerprint(parts[0].copy.extent.device, spans)
-        self._found: Sequence[int | None] | None = None
-
-    @property
-    def found(self) -> Sequence[int | None]:
-        """One for each chunk, or None where they cannot be had; waits for them."""
-        if self._found is None:
-            pending = self._pending
-            self._found = pending.result() if pending else [None] * self._count
-        return self._found
 
 
 def to_save(
@@ -132,42 +110,40 @@ def to_save(
 
     Each subject is to be told when it has landed. Blocks without chunks do not occur.
     """
-    waiting = (_fingerprinted(driver, parts) for parts in _batches(pairs))
+    waiting = ((parts, _fingerprinting(driver, parts)) for parts in _batches(pairs))
     ahead = deque(islice(waiting, BATCHES_AHEAD))
     while ahead:
-        parts = ahead.popleft()
+        parts, pending = ahead.popleft()
         ahead.extend(islice(waiting, 1))
         with control.phase("fingerprint"):
-            for part in parts:
-                part.look()
+            found = pending.result() if pending else [None] * len(parts)
+        for part, fingerprint in zip(parts, found, strict=True):
+            part.look(fingerprint)
         make_writable([(part.copy, part.chunk) for part in parts if not part.clean])
-        yield from (part.work() for part in parts)
+        for part in parts:
+            yield part.work()
 
 
-def _fingerprinted(driver: Driver, parts: Sequence[Saving]) -> Sequence[Saving]:
-    # The parts know of them and not the other way round, so that what is dropped unread goes.
-    fingerprints = Fingerprints(driver, parts)
-    for number, part in enumerate(parts):
-        part.fingerprints, part.number = fingerprints, number
-    return parts
+def _fingerprinting(driver: Driver, parts: Sequence[Saving]) -> Pending | None:
+    spans = [part.copy.span(part.chunk) for part in parts]
+    return driver.fingerprint(parts[0].copy.extent.device, spans)
 
 
 def _batches(pairs: Iterable[tuple[Block, HostCopy]]) -> Iterator[Sequence[Saving]]:
+    """Gather chunks of one device each."""
     by_device: dict[int, list[Saving]] = {}
     for block, copy in pairs:
-        parts = by_device.setdefault(copy.extent.device, [])
-        parts += (Saving(block, copy, chunk, chunk is copy.chunks[-1]) for chunk in copy.chunks)
-    cut = (
-        [parts[i : i + BATCH_CHUNKS] for i in range(0, len(parts), BATCH_CHUNKS)]
-        for parts in by_device.values()
-    )
-    turns = chain.from_iterable(zip_longest(*cut, fillvalue=()))
-    return (parts for parts in turns if parts)
+        device, last = copy.extent.device, copy.chunks[-1]
+        for chunk in copy.chunks:
+            parts = by_device.setdefault(device, [])
+            parts.append(Saving(block, copy, chunk, chunk is last))
+            if len(parts) == BATCH_CHUNKS:
+                yield by_device.pop(device)
+    yield from by_device.values()
 
 
 def to_restore(pairs: Iterable[tuple[Block, HostCopy]]) -> Iterator[Work[Block]]:
     """Make work of blocks that are to be restored, each when it is asked for."""
     for block, copy in pairs:
-        transfers = chain.from_iterable(map(copy.transfers, copy.chunks))
-        size_bytes = sum(chunk.size_bytes for chunk in copy.chunks)
-        yield Work(copy.extent.device, transfers, size_bytes, block)
+        size_bytes = sum([chunk.size_bytes for chunk in copy.chunks])
+        yield Work(copy.extent.device, copy.transfers(copy.chunks), size_bytes, block)

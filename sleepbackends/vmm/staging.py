@@ -179,7 +179,7 @@ class Staging:
             for part in dirty:
                 part.chunk.overwrite()
                 part.writes = part.chunk.writes
-                transfers = part.copy.transfers(part.chunk)
+                transfers = part.copy.transfers([part.chunk])
                 size_bytes = part.chunk.size_bytes
                 works.append(Work(part.copy.extent.device, transfers, size_bytes, part))
             unsettle = self._copies.unsettle

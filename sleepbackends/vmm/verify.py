@@ -38,6 +38,8 @@ def is_intact(driver: Driver, copy: HostCopy, verify: Verify) -> bool:
         If the device holds other bytes although the saved copy is good: the resume can be
         repeated.
     """
+    if verify == "off":
+        return True
     chunks = [chunk for chunk in _chosen(copy, verify) if chunk.fingerprint is not None]
     found = _on_device(driver, copy.extent.device, [copy.span(chunk) for chunk in chunks])
     for chunk, fingerprint in zip(chunks, found, strict=True):
