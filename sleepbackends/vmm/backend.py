@@ -11,7 +11,6 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import wait
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -206,8 +205,8 @@ class VmmBackend(VmmMechanism[OptionsT]):
         wanted = check_tags(tags, known, "stage")
         self._end_staging()
         self._staging = Staging(
-            *(self._driver, self._ring, self._copies, partial(self._stageable, wanted)),
-            *(partial(self._prepare, at_ease=True), limit_gib_s),
+            *(self._driver, self._ring, self._copies, partial(self._locked, "stage", Control())),
+            *(partial(self._stageable, wanted), partial(self._prepare, at_ease=True), limit_gib_s),
         )
         self._staging.ended.add_done_callback(lambda _: self._share())
         return self._staging.start() if background else self._staging.run()
@@ -225,11 +224,9 @@ class VmmBackend(VmmMechanism[OptionsT]):
                 tags[block.tag] += self._copies[block].known_bytes
         return Staged(tags=tags, copy_bytes_s=self._best_bytes_s or None)
 
-    @contextmanager
-    def _stageable(self, tags: frozenset[str]) -> Iterator[list[Block]]:
-        with self._locked("stage", Control()):
-            places = ((block, block.placement) for block in self.ledger.blocks(tags))
-            yield [block for block, place in places if place.mapped and not place.owed]
+    def _stageable(self, tags: frozenset[str]) -> list[Block]:
+        places = ((block, block.placement) for block in self.ledger.blocks(tags))
+        return [block for block, place in places if place.mapped and not place.owed]
 
     def close(self) -> None:
         """Stop a staging and the sharing, then as for every backend."""

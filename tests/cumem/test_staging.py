@@ -22,12 +22,14 @@ from tests.simulators.cuda import Simulator
 __all__ = ["make"]
 
 CHUNK = GRANULE_BYTES
+STEP = 4 * CHUNK
 MANY = 1 << 30
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(staging, "STEP_BYTES", STEP)
 
 
 def stage(backend: CumemBackend, **options: Any) -> Any:
@@ -139,7 +141,7 @@ def test_it_can_be_cancelled(make: Make, monkeypatch: pytest.MonkeyPatch) -> Non
     going.cancel()
     going.go_on.set()
     report = going.wait(60)
-    assert report.copied_bytes == staging.STEP_CHUNKS * CHUNK
+    assert report.copied_bytes == STEP
     assert backend.suspend(1).clean_bytes == report.copied_bytes, "what was staged is of use"
     backend.resume()
     assert holds(memory, 1)
@@ -239,19 +241,17 @@ def test_a_fingerprint_that_comes_too_late_is_not_noted(
 ) -> None:
     """A sleep in between has saved other bytes over those that were looked at."""
     reached, go_on = threading.Event(), threading.Event()
-    real = staging.Staging._note
+    real = staging.Staging._wait_for
 
-    def note(self: staging.Staging, parts: Any) -> None:
-        if parts:
-            parts[0].fingerprint.result()
-            reached.set()
-            assert go_on.wait(60)
-        real(self, parts)
+    def wait_for(self: staging.Staging, hashing: Any) -> None:
+        real(self, hashing)
+        reached.set()
+        assert go_on.wait(60)
 
     backend = make()
     memory = filled(backend, "weights", CHUNK, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(staging.Staging, "_note", note)
+        patch.setattr(staging.Staging, "_wait_for", wait_for)
         going = stage(backend)
         assert reached.wait(60)
         memory.write(bytes([2]) * CHUNK)
