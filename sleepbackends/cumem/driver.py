@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from sleepbackends.availability import Availability
+from sleepbackends.cumem.current import Current
 from sleepbackends.cumem.errors import error_of
 from sleepbackends.cumem.fingerprint import CudaFingerprints
 from sleepbackends.errors import (
@@ -154,7 +155,7 @@ class CudaDriver:
 
     def current(self, device: int) -> AbstractContextManager[None]:
         """Make the device's primary context current in this thread, and put back what was."""
-        return _Current(self, self._context(device))
+        return Current(self, self._context(device))
 
     def lane(self, device: int, use: LaneUse) -> CudaLane:
         """Return the stream of a device for one kind of our work; always the same."""
@@ -271,32 +272,6 @@ class CudaDriver:
             lanes, self._lanes = self._lanes, {}
         for lane in lanes.values():
             lane.close()
-
-
-class _Current:
-    """A context made current. Entered for every copy, where a generator would cost the most."""
-
-    __slots__ = ("_before", "_context", "_driver")
-
-    def __init__(self, driver: CudaDriver, context: Any) -> None:
-        self._driver = driver
-        self._context = context
-        self._before: Any = None
-
-    def __enter__(self) -> None:
-        call, cu = self._driver.call, self._driver._cu
-        before = call(cu.cuCtxGetCurrent)
-        if int(before) != int(self._context):
-            call(cu.cuCtxSetCurrent, self._context)
-            self._before = before
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is None:
-            return
-        # What was done here is done: an error would say that it was not.
-        (code,) = self._driver._cu.cuCtxSetCurrent(self._before)
-        if code:
-            logger.error("the context of this thread was not put back: %s", code.name)
 
 
 class CudaLane:
