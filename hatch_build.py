@@ -24,7 +24,7 @@ FLAGS = ["-std=c11", "-fPIC", "-shared"]
 class Native(NamedTuple):
     """A library, and what it is compiled from with which flags."""
 
-    source: str
+    sources: tuple[str, ...]
     library: str
     flags: tuple[str, ...]
     links: tuple[str, ...] = ()
@@ -32,12 +32,12 @@ class Native(NamedTuple):
 
 NATIVE = [
     Native(
-        "address_space.c",
+        ("address_space.c",),
         "libsleepbackends_cuda.so",
         ("-D_GNU_SOURCE", "-O2", "-pthread"),
         ("-ldl",),
     ),
-    Native("fingerprint.c", "libsleepbackends_host.so", ("-O3",)),
+    Native(("fingerprint.c", "touch.c"), "libsleepbackends_host.so", ("-O3",)),
 ]
 
 
@@ -62,8 +62,8 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[misc]
 
     def _compile(self, compiler: str, native: Native) -> bool:
         folder = Path(self.root) / FOLDER
-        target, source = str(folder / native.library), str(folder / native.source)
-        command = [compiler, *FLAGS, *native.flags, "-o", target, source, *native.links]
+        target, sources = str(folder / native.library), [str(folder / s) for s in native.sources]
+        command = [compiler, *FLAGS, *native.flags, "-o", target, *sources, *native.links]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             self.app.display_warning(f"built without {native.library}:\n{done.stderr}")

@@ -87,7 +87,7 @@ class Request:
     weights_gib : tuple of float
         Amounts of weights on each device, which a suspend keeps.
     kv_gib : float
-        How much KV cache, which a suspend drops.
+        How much KV cache, which a suspend drops; 0 for none.
     tensor_mib : tuple of float
         Sizes of the weight tensors.
     rounds : int
@@ -142,18 +142,18 @@ class Request:
                         f"{weights_gib:g} GiB of weights cannot be tensors of {tensor_mib:g} MiB",
                         hint="--tensor-mib must be positive, and one tensor must fit",
                     )
-        if self.kv_gib < 1 or self.timeout_s <= 0:
+        if 0 < self.kv_gib < 1 or self.kv_gib < 0 or self.timeout_s <= 0:
             raise RequestError(
                 f"a KV cache of {self.kv_gib:g} GiB or a time limit of {self.timeout_s:g} s "
                 "cannot be measured",
-                hint="--kv-gib must be 1 or more and --timeout-s positive",
+                hint="--kv-gib must be 0, or 1 or more, and --timeout-s positive",
             )
 
     def specs(self) -> list[Spec]:
         """List what each process is to measure, in order."""
         folder = str(self.peers) if self.peers else None
         found: list[Spec] = []
-        if self.devices == 1 and {OURS, "tms"} <= set(self.only):
+        if self.devices == 1 and self.kv_gib and {OURS, "tms"} <= set(self.only):
             found.append(Spec(IN_TURN, kv_gib=self.kv_gib, rounds=self.rounds, folder=folder))
         variants = [(peer, "none") for peer in PEERS]
         variants += [(OURS, "none"), (OURS, "zero"), (STAGED, "none")]

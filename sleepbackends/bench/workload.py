@@ -112,7 +112,7 @@ def measure_round(
         emit(spec.row("suspend_1pct", number, clock(allocator.suspend)))
         allocator.resume()
         weights.check()
-    for _ in range(KV_TIMES):
+    for _ in range(KV_TIMES if spec.kv_gib else 0):
         emit(spec.row("discard_kv", number, clock(allocator.discard_kv)))
         weights.check()
         emit(spec.row("resume_kv", number, clock(allocator.resume_kv)))

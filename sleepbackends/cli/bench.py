@@ -33,7 +33,7 @@ def run_benchmark(
         list[float],
         typer.Option(help="GiB of weights on each device; repeat for time against bytes."),
     ] = [16.0],  # noqa: B006 - typer copies it
-    kv_gib: Annotated[float, typer.Option(help="GiB of KV cache.")] = 32.0,
+    kv_gib: Annotated[float, typer.Option(help="GiB of KV cache; 0 for none.")] = 32.0,
     tensor_mib: Annotated[
         list[float], typer.Option(help="MiB of each weight tensor; repeat for several sizes.")
     ] = [256.0, 20.0, 1.0],  # noqa: B006 - typer copies it

@@ -26,6 +26,7 @@ from sleepbackends.vmm.driver import Driver
 from sleepbackends.vmm.gaps import carve_all
 from sleepbackends.vmm.places import Retention, Slot
 from sleepbackends.vmm.segment import Chunk, Range, Segment
+from sleepbackends.vmm.touch import touch
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +39,6 @@ memory, 1.6 ms for 64 MiB on an H200's host."""
 
 THREADS = max(2, min(14, len(os.sched_getaffinity(0)) - 2))
 """How many threads touch memory at once; two processors are left to others."""
-
-TOUCH_BYTES = 4 << 20
-"""How much is touched by one call: who maps memory meanwhile waits for the end of it."""
 
 
 class Arena:
@@ -196,13 +194,13 @@ class Arena:
 
     def _begin(self, address: int, size_bytes: int) -> Chunk:
         self._start()
-        touched = self._touching.submit(_touch, address, size_bytes)
+        touched = self._touching.submit(touch, address, size_bytes)
         return Chunk(touched, self._pinning.submit(self._pin, touched, address, size_bytes))
 
     def _start(self) -> None:
         """Have all threads before the first touches memory: they need some themselves.
 
-        A thread that begins waits for the end of what others touch, 70 ms for all of them.
+        A thread that begins may have to wait for what others touch, 70 ms for all of them.
         """
         if self._are_started:
             return
@@ -240,11 +238,6 @@ class Arena:
             segment.chunks[number] = None
         host.release(segment.address, segment.size_bytes)
         return True
-
-
-def _touch(address: int, size_bytes: int) -> None:
-    for at in range(0, size_bytes, TOUCH_BYTES):
-        host.populate(address + at, min(TOUCH_BYTES, size_bytes - at))
 
 
 def _is_unpinned(chunk: Chunk) -> bool:

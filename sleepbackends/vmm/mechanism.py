@@ -194,7 +194,7 @@ class VmmMechanism(BaseBackend[OptionsT]):
 
     def reserve(self, blocks: Sequence[Block]) -> None:
         """Take the physical memory of all these extents."""
-        self._reclaim.stop()
+        self._reclaim.cancel()
         taken: list[Block] = []
         try:
             for block in blocks:
@@ -254,7 +254,7 @@ class VmmMechanism(BaseBackend[OptionsT]):
 
     def shut_down(self) -> None:
         """Give the room for saved bytes and the lanes back."""
-        self._reclaim.stop()
+        self._reclaim.close()
         self._ring.trim()
         self._store.close()
         self._driver.close()

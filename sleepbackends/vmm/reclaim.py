@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
+import time
 from collections.abc import Collection
 
 from sleepbackends.errors import SleepBackendsError
@@ -23,7 +24,7 @@ DELAY_S = 0.1
 
 
 class Reclaim:
-    """Does it for one backend, in threads that end by themselves.
+    """Does it for one backend, in a thread that begins with the first request.
 
     Parameters
     ----------
@@ -33,26 +34,60 @@ class Reclaim:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._timer: threading.Timer | None = None
+        self._changed = threading.Condition()
+        self._devices: frozenset[int] = frozenset()
+        self._due = 0.0
+        self._busy = False
+        self._thread: threading.Thread | None = None
 
     def soon(self, devices: Collection[int]) -> None:
         """Do it for these devices in a while, instead of what was still to be done."""
-        self.stop()
-        self._timer = threading.Timer(DELAY_S, self._run, [list(devices)])
-        self._timer.name, self._timer.daemon = "sleepbackends-reclaim", True
+        with self._changed:
+            self._devices, self._due = frozenset(devices), time.monotonic() + DELAY_S
+            self._changed.notify_all()
+            if self._thread is not None:
+                return
+            self._thread = threading.Thread(
+                target=self._run, name="sleepbackends-reclaim", daemon=True
+            )
         # At exit the thread must have left the driver before the driver goes.
-        atexit.register(self.stop)
-        self._timer.start()
+        atexit.register(self.close)
+        self._thread.start()
 
-    def stop(self) -> None:
-        """Do nothing any more; waits for what is being done. Repeating the call does nothing."""
-        timer, self._timer = self._timer, None
-        if timer is not None:
-            timer.cancel()
-            timer.join()
-            atexit.unregister(self.stop)
+    def cancel(self) -> None:
+        """Do nothing any more; waits for what is being done."""
+        with self._changed:
+            self._devices = frozenset()
+            self._changed.wait_for(lambda: not self._busy)
 
-    def _run(self, devices: Collection[int]) -> None:
+    def close(self) -> None:
+        """End the thread; repeating the call does nothing."""
+        with self._changed:
+            thread, self._thread = self._thread, None
+            self._devices = frozenset()
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join()
+            atexit.unregister(self.close)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._devices or time.monotonic() < self._due:
+                    if self._thread is not threading.current_thread():
+                        return
+                    left_s = self._due - time.monotonic() if self._devices else None
+                    self._changed.wait(left_s)
+                devices, self._devices = self._devices, frozenset()
+                self._busy = True
+            try:
+                self._reclaim(devices)
+            finally:
+                with self._changed:
+                    self._busy = False
+                    self._changed.notify_all()
+
+    def _reclaim(self, devices: Collection[int]) -> None:
         for device in devices:
             try:
                 self._driver.reclaim(device)

@@ -66,10 +66,17 @@ def test_what_is_given_twice_is_measured_once() -> None:
         ({"weights_gib": (16, 0)}, "0 GiB of weights cannot be tensors of 256 MiB"),
         ({"weights_gib": (0.125,)}, "0.125 GiB of weights cannot be tensors of 256 MiB"),
         ({"tensor_mib": (-1,)}, "must be positive"),
-        ({"kv_gib": 0.5}, "--kv-gib must be 1 or more"),
+        ({"kv_gib": 0.5}, "--kv-gib must be 0, or 1 or more"),
+        ({"kv_gib": -1.0}, "--kv-gib must be 0, or 1 or more"),
         ({"timeout_s": 0}, "time limit of 0 s"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         Request(**wrong)
+
+
+def test_without_a_kv_cache_there_is_nothing_to_compare_in_turn() -> None:
+    specs = Request(kv_gib=0.0).specs()
+    assert IN_TURN not in {spec.peer for spec in specs}
+    assert IN_TURN in {spec.peer for spec in Request().specs()}

@@ -12,7 +12,7 @@ from tests.simulators.cuda import find_compiler
 FOLDER = Path(sleepbackends.__file__).parent / "_native"
 SOURCE = FOLDER / "address_space.c"
 LIBRARY = "libsleepbackends_cuda.so"
-HOST_SOURCE = FOLDER / "fingerprint.c"
+HOST_SOURCES = [FOLDER / "fingerprint.c", FOLDER / "touch.c"]
 HOST_LIBRARY = "libsleepbackends_host.so"
 KERNEL_ON_HOST = Path(__file__).with_name("kernel_on_host.cpp")
 STRICT = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-pedantic", "-Werror"]
@@ -25,8 +25,8 @@ def compile_native(output: Path, flags: Sequence[str], *more_sources: Path) -> P
 
 
 def compile_host(output: Path, *flags: str) -> Path:
-    """Compile the library of the fingerprint into a file."""
-    return _compile(output, ["-O3", "-fPIC", "-shared", *flags], HOST_SOURCE)
+    """Compile the library of the fingerprint and of the first touch into a file."""
+    return _compile(output, ["-O3", "-fPIC", "-shared", *flags], *HOST_SOURCES)
 
 
 def compile_kernel(output: Path) -> Path:

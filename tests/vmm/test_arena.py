@@ -206,7 +206,7 @@ def test_what_is_not_pinned_comes_in_pieces_that_fit_a_buffer(
 def test_a_chunk_without_memory_is_no_lasting_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     real = host.populate
     with opened() as (arena, _):
-        monkeypatch.setattr(host, "populate", refuse)
+        monkeypatch.setattr(module, "touch", refuse)
         (slot,) = arena.take([2 * CHUNK])
         with pytest.raises(HostMemoryError, match="no memory"):
             ranges(slot)
@@ -220,7 +220,7 @@ def test_a_chunk_without_memory_is_no_lasting_failure(monkeypatch: pytest.Monkey
 def test_a_failed_segment_in_use_serves_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     with opened() as (arena, _):
         with monkeypatch.context() as patch:
-            patch.setattr(host, "populate", refuse)
+            patch.setattr(module, "touch", refuse)
             kept, given_back = arena.take([CHUNK, CHUNK])
             with pytest.raises(HostMemoryError):
                 ranges(kept)
