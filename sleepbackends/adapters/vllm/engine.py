@@ -26,14 +26,17 @@ def release_kv_cache(llm: Any) -> None:
     BusyError
         If blocks of the cache are still in use; the engine goes on, nothing was released.
     UnsupportedOperationError
-        If the engine does not use a backend of ours and its vLLM cannot do it either; it
-        goes on.
+        If the engine does not use a backend of ours and its vLLM cannot do it either;
+        nothing changed.
     Exception
         Whatever a worker raised. The engine stays stopped; ``restore_kv_cache`` takes back
         what was released.
     """
+    able = _is_able(llm)
+    if not able:
+        _ask_for_ours(llm)
     llm.sleep(level=0)
-    if _is_able(llm):
+    if able:
         llm.release_kv_cache_memory()
         return
     if not llm.reset_prefix_cache():
@@ -43,18 +46,7 @@ def release_kv_cache(llm: Any) -> None:
             hint="wait until no request runs, then call it again",
             tags=[_KV_CACHE],
         )
-    try:
-        llm.collective_rpc("discard", args=([_KV_CACHE],))
-    except Exception as error:
-        # From a worker in another process only the text of it comes.
-        if "is not implemented" not in str(error):
-            raise
-        llm.wake_up(tags=["scheduling"])
-        raise UnsupportedOperationError(
-            "this engine cannot release its KV cache alone",
-            hint="start it with sleep mode on and SLEEPBACKENDS_VLLM=1",
-            tags=[_KV_CACHE],
-        ) from error
+    llm.collective_rpc("discard", args=([_KV_CACHE],))
 
 
 def restore_kv_cache(llm: Any) -> None:
@@ -80,3 +72,15 @@ def restore_kv_cache(llm: Any) -> None:
 
 def _is_able(llm: Any) -> bool:
     return hasattr(llm, "release_kv_cache_memory")
+
+
+def _ask_for_ours(llm: Any) -> None:
+    # How a worker fails that lacks a method depends on how vLLM runs it; that it fails does not.
+    try:
+        llm.collective_rpc("sleepbackends_status")
+    except Exception as error:
+        raise UnsupportedOperationError(
+            "this engine cannot release its KV cache alone",
+            hint="start it with sleep mode on and SLEEPBACKENDS_VLLM=1",
+            tags=[_KV_CACHE],
+        ) from error

@@ -17,6 +17,7 @@ from sleepbackends.adapters.vllm import graphs, worker_calls
 from sleepbackends.adapters.vllm.allocator import Allocator, installed
 from sleepbackends.adapters.vllm.choice import VLLM_OWN, choose, configuration, is_ours
 from sleepbackends.adapters.vllm.memory import Memory
+from sleepbackends.adapters.vllm.offer import offer
 from sleepbackends.adapters.vllm.versions import Release
 from sleepbackends.adapters.vllm.wake_order import WakeOrder
 from sleepbackends.errors import BusyError, SleepBackendsError, UnsupportedOperationError
@@ -134,6 +135,8 @@ def _install(worker: Any, name: str, release: Release) -> None:
         )
     memory = Memory.open(configuration(name, os.environ))
     try:
+        # Some names stand for two backends together, and are in no list beforehand.
+        offer([name])
         graphs.offload(worker.model_config, memory)
         # The last step of an engine's start: what is staged now is what a sleep will find.
         worker.compile_or_warm_up_model = _then(

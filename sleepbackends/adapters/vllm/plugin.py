@@ -9,8 +9,6 @@ from contextlib import suppress
 
 logger = logging.getLogger("vllm.sleepbackends")
 
-_CLASS = ("sleepbackends.adapters.vllm.sleep_backend", "SleepBackend")
-
 
 def register() -> None:
     """Offer our backends to vLLM, and take part where one of them is chosen.
@@ -57,17 +55,11 @@ def _register(environ: Mapping[str, str]) -> None:
 
 
 def _offer() -> None:
-    """Register our names with vLLM; those that are registered stay."""
-    from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory
-
     from sleepbackends.adapters.vllm.choice import PLUGIN, vllm_name
+    from sleepbackends.adapters.vllm.offer import offer
     from sleepbackends.registry import Registry
 
-    for name in (PLUGIN, *map(vllm_name, Registry.load().specs)):
-        try:
-            SleepModeBackendFactory.register_backend(name, *_CLASS)
-        except ValueError as error:  # registered by an earlier call
-            logger.debug("%s", error)
+    offer([PLUGIN, *map(vllm_name, Registry.load().specs)])
 
 
 def _unexpected(error: Exception) -> bool:

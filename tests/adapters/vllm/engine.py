@@ -153,6 +153,7 @@ class Engine:
     """
 
     def __init__(self, vllm: ReleasedVllm, torch: PoolTorch, **model: Any) -> None:
+        self._run_method = vllm.function("vllm/v1/serial_utils.py", "run_method")
         self.wrapper = start_worker(torch, **model)
         self.worker: Any = self.wrapper.worker
         self.worker.load_model()
@@ -177,10 +178,7 @@ class Engine:
     def collective_rpc(
         self, method: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> list[Any]:
-        function = getattr(self.wrapper, method, None)
-        if function is None:
-            raise NotImplementedError(f"Method {method!r} is not implemented.")
-        return [function(*args, **(kwargs or {}))]
+        return [self._run_method(self.wrapper, method, args, kwargs or {})]
 
     def sleep(self, level: int = 1) -> None:
         self.core.sleep(level)

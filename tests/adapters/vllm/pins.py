@@ -34,6 +34,12 @@ PINS: dict[str, dict[str, str]] = {
         "vllm/v1/executor/abstract.py": (
             "419002195d13cf050c3ea9705d18a12456c890c27c470a1efadce7de27ded0b1"
         ),
+        "vllm/v1/executor/multiproc_executor.py": (
+            "fb279ff0e0a08681aa0078037d559351006b5453ecd1b1ea12277995925f3312"
+        ),
+        "vllm/v1/serial_utils.py": (
+            "d75c17a098231b2398cbdb7da6f9983e5b9229c0ba138b2874934d45fafd1f28"
+        ),
         "vllm/v1/worker/gpu_model_runner.py": (
             "81b7627fbe81f7aaa2f77b4bf085faa353c69d03662ebfe369536a9773bb70d0"
         ),
@@ -78,6 +84,12 @@ PINS: dict[str, dict[str, str]] = {
         ),
         "vllm/v1/executor/abstract.py": (
             "9980c6ed61c3705fc7567b898e99f23c12c56a718cbf9f7f071371463260313f"
+        ),
+        "vllm/v1/executor/multiproc_executor.py": (
+            "d1de4acfa99d63325c7449e61aef24dbe96c16291ef7347836695faee8faa3fc"
+        ),
+        "vllm/v1/serial_utils.py": (
+            "8a99e91c9ba9b34288b03e19f7f2afc6f884b5864d432a7aaf6e2664d2105927"
         ),
         "vllm/v1/worker/gpu_worker.py": (
             "e46a2659842b5b0238ca5d13ecb4a2dcff91f028493a7117d666edb0785a742c"

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ast
 import inspect
+import logging
+import traceback
 from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,6 +48,10 @@ def public(cls: ast.ClassDef) -> dict[str, ast.FunctionDef]:
         for node in cls.body
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
     }
+
+
+def methods(vllm: ReleasedVllm, file: str, owner: str) -> list[str]:
+    return [getattr(node, "name", "") for node in vllm.class_tree(file, owner).body]
 
 
 def names(function: ast.FunctionDef) -> list[str]:
@@ -153,6 +161,47 @@ def test_the_calls_of_an_engine(vllm: ReleasedVllm) -> None:
     assert "reset_prefix_cache" in llm
     worker = public(vllm.class_tree(WORKER, "Worker"))
     assert ("release_kv_cache_memory" in llm) is ("discard" in worker)
+
+
+def test_a_call_that_a_worker_lacks_fails(vllm: ReleasedVllm) -> None:
+    """That is how an engine without ours is recognised before anything changes."""
+    run: Any = vllm.function("vllm/v1/serial_utils.py", "run_method")
+    assert run(SimpleNamespace(there=str.upper), "there", ("a",), {}) == "A"
+    with pytest.raises(Exception, match="sleepbackends_status"):
+        run(object(), "sleepbackends_status", (), {})
+
+
+@pytest.mark.parametrize("method", ["there", "sleepbackends_status"])
+def test_also_in_a_worker_process(vllm: ReleasedVllm, method: str) -> None:
+    class Stopped(BaseException): ...
+
+    class Requests:
+        requests: Iterator[tuple[Any, ...]] = iter([(method, ("a",), {}, None)])
+
+        def dequeue(self, indefinite: bool) -> tuple[Any, ...]:
+            for request in self.requests:
+                return request
+            raise Stopped
+
+    answers: list[object] = []
+    watchdog = SimpleNamespace(disable=nullcontext, feed=lambda: None)
+    file, owner = "vllm/v1/executor/multiproc_executor.py", "WorkerProc"
+    further = {"_execute_worker_rpc"} & set(methods(vllm, file, owner))
+    process: Any = vllm.part(
+        file,
+        owner,
+        {"worker_busy_loop"} | further,
+        get_watch_dog=lambda: watchdog,
+        logger=logging.getLogger("vllm"),
+        traceback=traceback,
+    )()
+    process.rpc_broadcast_mq = Requests()
+    process.worker = SimpleNamespace(there=str.upper)
+    process.handle_output = answers.append
+    with pytest.raises(Stopped):
+        process.worker_busy_loop()
+    (answer,) = answers
+    assert answer == "A" if method == "there" else isinstance(answer, Exception)
 
 
 def tags_of_pools(vllm: ReleasedVllm) -> Iterator[str]:

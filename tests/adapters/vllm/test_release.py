@@ -77,10 +77,13 @@ def test_a_cache_in_use_is_not_released(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("version", WITHOUT_OPTION, indirect=True)
-def test_an_engine_without_ours_goes_on(engine: Engine) -> None:
-    del engine.worker.discard
+def test_an_engine_without_ours_goes_on(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    del engine.worker.discard, engine.worker.sleepbackends_status
+    slept: list[int] = []
+    monkeypatch.setattr(engine, "sleep", slept.append)
     with pytest.raises(UnsupportedOperationError, match="alone"):
         release_kv_cache(engine)
+    assert not slept, "requests would have been aborted"
     assert not engine.core.is_sleeping()
     assert engine.works()
 

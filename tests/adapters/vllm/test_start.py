@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from sleepbackends.adapters.vllm import plugin
 from sleepbackends.adapters.vllm.allocator import installed
 from sleepbackends.adapters.vllm.memory import Memory
 from sleepbackends.availability import Availability
 from sleepbackends.cumem.backend import CumemBackend
 from sleepbackends.cumem.driver import CudaDriver
 from sleepbackends.orchestrator import Orchestrator
-from tests.adapters.vllm.conftest import MakeEngine
+from tests.adapters.vllm.conftest import WITH_OPTION, MakeEngine
 from tests.adapters.vllm.engine import Engine, prepare, start_worker
 from tests.adapters.vllm.pools import PoolTorch
 from tests.adapters.vllm.released import ReleasedVllm
@@ -56,6 +57,22 @@ def test_it_starts(start: Start) -> None:
     assert allocator is not None
     assert allocator.get_current_usage() == 0, "what was tried is gone"
     assert worker.model_config.sleep_mode_backend == "sleepbackends"
+    allocator.release_pools()
+
+
+@pytest.mark.parametrize("version", WITH_OPTION, indirect=True)
+def test_a_name_that_is_in_no_list_is_known_once_it_is_used(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of two backends together."""
+    from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory
+
+    monkeypatch.setattr(plugin, "_offer", lambda: None)
+    worker = start(sleep_mode_backend="sleepbackends-cumem")
+    allocator = installed()
+    assert allocator is not None
+    backend = SleepModeBackendFactory.create_backend(worker.model_config)
+    assert backend.state() == "RUNNING"
     allocator.release_pools()
 
 
