@@ -6,11 +6,12 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import torch
 
+from benchmarks.neighbour import let_go as let_go
+from benchmarks.neighbour import neighbour as neighbour
 from sleepbackends.cumem.backend import CumemBackend
 from sleepbackends.residency import Residency
 
@@ -102,40 +103,3 @@ def run_script(
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
     assert done.stderr == "", done.stderr
     return done
-
-
-_HOLDER = """
-import sys, torch
-memory = torch.empty(int(sys.argv[1]), dtype=torch.uint8, device="cuda")
-torch.cuda.synchronize()
-print("holding", flush=True)
-sys.stdin.read()
-"""
-
-
-@contextmanager
-def neighbour(leave_bytes: int) -> Iterator[subprocess.Popen[str]]:
-    """Have another process hold all device memory but so much; closing its input ends it."""
-    # Its context takes memory too, about half a GiB, which is only known once it is there.
-    context_bytes = 1 * GIB
-    wanted = free_device_bytes() - leave_bytes - context_bytes
-    process = subprocess.Popen(
-        [sys.executable, "-c", _HOLDER, str(wanted)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "holding\n"
-            yield process
-        finally:
-            process.kill()
-
-
-def let_go(process: subprocess.Popen[str]) -> None:
-    """Have the neighbour exit, and wait until it has."""
-    assert process.stdin is not None
-    process.stdin.close()
-    assert process.wait(60) == 0

@@ -7,34 +7,30 @@ import os
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks import vllm_faults, vllm_unchosen
+from benchmarks.vllm_engine import ENVIRONMENT as ALONE
 from sleepbackends.adapters.vllm.versions import SUPPORTED, find
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 540.0
 
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "SLEEPBACKENDS_BACKEND": "cumem",
-    "SLEEPBACKENDS_VLLM": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
-}
+ENVIRONMENT = {**ALONE, "SLEEPBACKENDS_BACKEND": "cumem", "SLEEPBACKENDS_VLLM": "1"}
 
 
 def obstacle() -> str:
+    if find_spec("vllm") is None:
+        return "vLLM is not installed"
     try:
         installed = version("vllm")
-    except PackageNotFoundError:
-        return "vLLM is not installed"
+    except PackageNotFoundError:  # unpacked without its metadata
+        from vllm import __version__ as installed
     if find(installed) is None:
         return f"vLLM {installed} is none of those supported: {', '.join(SUPPORTED)}"
     return ""
@@ -100,18 +96,29 @@ def test_an_engine_in_a_child_process(model: Path) -> None:
     run(model, "child", VLLM_ENABLE_V1_MULTIPROCESSING="1")
 
 
-def test_unchosen_vllm_is_as_it_was(model: Path) -> None:
-    run(model, "plain", SLEEPBACKENDS_VLLM="")
+def test_unchosen_vllm_is_as_if_ours_were_not_installed() -> None:
+    found = vllm_unchosen.measure()
+    assert vllm_unchosen.differences(found) == [], vllm_unchosen.markdown(found)
+
+
+def test_statistics_while_loading_and_waking_without_room() -> None:
+    """The same with vLLM's own allocator is recorded by the benchmark."""
+    found = vllm_faults.measure([vllm_faults.OURS])[vllm_faults.OURS]
+    assert vllm_faults.wrong(found) == [], f"{found.facts}\n{found.log}"
 
 
 def test_a_backend_that_cannot_be_used_leaves_vllm_its_own(model: Path) -> None:
     run(model, "foreign", SLEEPBACKENDS_BACKEND="host")
 
 
-def test_the_example(model: Path) -> None:
-    command = [sys.executable, "examples/vllm_sleep.py", "--graphs"]
+@pytest.mark.parametrize(
+    "command",
+    [("vllm_sleep.py", "--graphs"), ("two_models_one_gpu.py", "--engine", "vllm")],
+    ids=lambda command: command[0],
+)
+def test_an_example(command: tuple[str, ...]) -> None:
     done = subprocess.run(
-        command,
+        [sys.executable, f"examples/{command[0]}", *command[1:]],
         capture_output=True,
         text=True,
         cwd=ROOT,

@@ -1,6 +1,6 @@
 """One vLLM engine in this process, put through everything; prints what was found as JSON.
 
-``python -m tests.gpu.vllm_scenarios MODEL_FOLDER {eager,graphs,plain,child,foreign}``, because a
+``python -m tests.gpu.vllm_scenarios MODEL_FOLDER {eager,graphs,child,foreign}``, because a
 process can have one engine only. What it prints is the last line of standard output.
 """
 
@@ -181,8 +181,8 @@ def everything(folder: str, graphs: bool) -> dict[str, Any]:
     return checks.found
 
 
-def plain(folder: str) -> dict[str, Any]:
-    """Not chosen, or not usable: vLLM's own allocator and its own sleep."""
+def foreign(folder: str) -> dict[str, Any]:
+    """Ours cannot be used: vLLM's own allocator and its own sleep."""
     checks = Checks(folder, graphs=False)
     from vllm.device_allocator.cumem import CuMemAllocator
 
@@ -212,9 +212,8 @@ def main(folder: str, scenario: str) -> None:
     scenarios: dict[str, Callable[[str], dict[str, Any]]] = {
         "eager": lambda folder: everything(folder, graphs=False),
         "graphs": lambda folder: everything(folder, graphs=True),
-        "plain": plain,
         "child": child,
-        "foreign": plain,
+        "foreign": foreign,
     }
     found = scenarios[scenario](folder)
     sys.stdout.write(f"\n{json.dumps(found)}\n")
