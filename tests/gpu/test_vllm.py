@@ -30,7 +30,9 @@ def obstacle() -> str:
     try:
         installed = version("vllm")
     except PackageNotFoundError:  # unpacked without its metadata
-        from vllm import __version__ as installed
+        import vllm
+
+        installed = str(vllm.__version__)
     if find(installed) is None:
         return f"vLLM {installed} is none of those supported: {', '.join(SUPPORTED)}"
     return ""
