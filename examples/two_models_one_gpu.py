@@ -282,9 +282,7 @@ def start(engines: Mapping[str, Any], console: Console) -> dict[str, list[list[i
     return said
 
 
-def check(
-    engines: Mapping[str, Any], said: Mapping[str, list[list[int]]], console: Console
-) -> int:
+def check(engines: Mapping[str, Any], said: Mapping[str, list[list[int]]], console: Console) -> int:
     """Have all requests answered, show how, and return the exit code."""
     turns = OneAtATime(engines)
     table = Table("request", "for", "turn", "seconds", "as before")
