@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 import torch
 
-from sleepbackends.adapters.torch_memory_saver import TorchMemorySaver
+from sleepbackends.adapters.torch_memory_saver import TorchMemorySaver, configure_subprocess
 from sleepbackends.errors import BusyError, PolicyConflictError
 
 from .helpers import (
@@ -174,6 +176,25 @@ def test_contents_are_fresh_with_and_without_retained_memory(
         assert all(holds(tensor, seed) for tensor, seed in zip(tensors, seeds, strict=True))
 
 
+def test_host_memory_comes_back_after_a_resume(saver: TorchMemorySaver, heavy_bytes: int) -> None:
+    with saver.region(enable_cpu_backup=True):
+        tensor = pattern(heavy_bytes, 1)
+
+    def resident_bytes() -> int:
+        resident: int = psutil.Process().memory_info().rss
+        return resident
+
+    before = resident_bytes()
+    saver.pause()
+    assert resident_bytes() - before > heavy_bytes * 3 // 4
+    saver.resume()
+    deadline = time.monotonic() + 30
+    while resident_bytes() - before > heavy_bytes // 4 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert resident_bytes() - before <= heavy_bytes // 4
+    assert holds(tensor, 1)
+
+
 # Memory of torch's own
 
 
@@ -243,7 +264,7 @@ def test_memory_of_two_devices(saver: TorchMemorySaver) -> None:
 
 ENDING = """
 import torch
-from sleepbackends.adapters.torch_memory_saver import configure_subprocess, torch_memory_saver
+from sleepbackends.adapters.torch_memory_saver import torch_memory_saver
 
 torch_memory_saver.hook_mode = "preload"
 with torch_memory_saver.region(tag="weights", enable_cpu_backup=True):
@@ -261,4 +282,5 @@ assert (result == 2).all()
 
 @pytest.mark.parametrize("end", ["", "torch_memory_saver.pause()"])
 def test_a_process_ends_cleanly(end: str) -> None:
-    run_script(ENDING.format(end=end))
+    with configure_subprocess():
+        run_script(ENDING.format(end=end))

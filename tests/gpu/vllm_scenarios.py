@@ -1,6 +1,6 @@
 """One vLLM engine in this process, put through everything; prints what was found as JSON.
 
-``python -m tests.gpu.vllm_scenarios MODEL_FOLDER {eager,graphs,child,foreign}``, because a
+``python -m tests.gpu.vllm_scenarios MODEL_FOLDER SCENARIO``, as named at the end, because a
 process can have one engine only. What it prints is the last line of standard output.
 """
 
@@ -20,7 +20,7 @@ from .helpers import GIB, MIB, let_go, neighbour
 
 KV_BYTES = 3 * GIB
 SLACK = 256 * MIB
-CYCLES = 5
+CYCLES = 50
 ALL = {"weights", "kv_cache"}
 PROMPTS = [[1, *(31 * i * (row + 3) % 509 + 3 for i in range(12))] for row in range(8)]
 

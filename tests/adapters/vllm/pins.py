@@ -22,6 +22,16 @@ PINS: dict[str, dict[str, str]] = {
         "vllm/entrypoints/llm.py": (
             "a0b80b83771e36c4e8cbe3451952fc38bd93db60a1186e6ff4da4b4035618b7d"
         ),
+        "vllm/entrypoints/serve/dev/cache/api_router.py": (
+            "ba0e9be90c4fe8f42526c163d073ee5889492e4cdd8231599901d0b3aab669ce"
+        ),
+        "vllm/entrypoints/serve/dev/rpc/api_router.py": (
+            "02b3ac71867b333548b15cb5d8382877d587b211c4ef80fdd881712ab523d107"
+        ),
+        "vllm/entrypoints/serve/dev/sleep/api_router.py": (
+            "1f25fb129db72c6e0e2bf194905c53d6bc7c53ad6ec95b2ef07c6829b4509454"
+        ),
+        "vllm/envs.py": ("e078b0acb8e658faa6a8144d13a9036e2a82af40b348f419489a2607247cd936"),
         "vllm/plugins/__init__.py": (
             "fb6e6ee432c5a4ae207aaffe4b546aca9381f56ee8498b0a3e0d9af2d289d023"
         ),
@@ -76,6 +86,16 @@ PINS: dict[str, dict[str, str]] = {
         "vllm/entrypoints/llm.py": (
             "cbc2be337cfee11c2bb426e4645cd600487d418606de74652daad81657100172"
         ),
+        "vllm/entrypoints/serve/dev/cache/api_router.py": (
+            "8f773fff7402bfbf5a8d9290bed47a7f44cde7d248592d41264625a3f7a7e51a"
+        ),
+        "vllm/entrypoints/serve/dev/rpc/api_router.py": (
+            "713774687e0132ad62421c3620d5fa799f59418bbbf3597255645f811d72e902"
+        ),
+        "vllm/entrypoints/serve/dev/sleep/api_router.py": (
+            "2aa5c01c8a19f1ef6c662e42cc26ac77f98d0940275dab4116f58204041b298a"
+        ),
+        "vllm/envs.py": ("a9f665c49da1d8852c19a192f5d5848f0e38f4f56c76b5fafe0c17398945b357"),
         "vllm/plugins/__init__.py": (
             "06942d64e526c2c7407265e1903d625c4d2118d8d7fc39c616b1cc6aa6fc2c8f"
         ),
