@@ -41,6 +41,7 @@ LEFT_BYTES = GIB
 """What the neighbour leaves, at least; with what it does not need it may be twice that."""
 
 HANG_S = 20.0
+POLL_S = 0.0002
 TIMEOUT_S = 120.0
 
 
@@ -53,12 +54,13 @@ def load_polled(notes: Notes, hang_s: float) -> Any:
     import torch
     from vllm.v1.worker.gpu_worker import Worker
 
-    ready = threading.Event()
+    loaded = threading.Event()
     calls = 0
 
     def poll() -> None:
         nonlocal calls
-        while not ready.is_set():
+        # Without a pause it would keep the interpreter from the thread that loads.
+        while not loaded.wait(POLL_S):
             torch.cuda.memory_stats()
             calls += 1
 
@@ -72,11 +74,11 @@ def load_polled(notes: Notes, hang_s: float) -> Any:
             return load_model(worker, *args, **kwargs)
         finally:
             faulthandler.cancel_dump_traceback_later()
+            loaded.set()
+            thread.join()
 
     Worker.load_model = load_model_polled
     llm = vllm_engine.start(SHAPE, KV_BYTES, graphs=False)
-    ready.set()
-    thread.join()
     notes.note(calls=calls)
     return llm
 

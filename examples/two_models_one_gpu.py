@@ -38,6 +38,7 @@ from sleepbackends.selection import open_backend
 ENVIRONMENT = {
     "SLEEPBACKENDS_VLLM": "1",  # what a user has to set; the rest keeps this example small
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
