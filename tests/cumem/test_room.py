@@ -14,10 +14,9 @@ from sleepbackends.control import Control
 from sleepbackends.cumem.backend import CumemBackend
 from sleepbackends.cumem.options import CumemOptions
 from sleepbackends.errors import DeviceMemoryError, HostMemoryError, TransitionTimeoutError
-from sleepbackends.hostmemory import driver as host
 from sleepbackends.residency import Residency
 from sleepbackends.settings import BackendSettings
-from sleepbackends.vmm import places
+from sleepbackends.vmm import arena, places
 from tests.cumem.test_backend import Make, filled, holds, make
 from tests.native.fixtures import GRANULE_BYTES
 from tests.simulators.cuda import SharedDevices, Simulator
@@ -176,7 +175,7 @@ def test_no_host_memory_for_a_chunk(make: Make, monkeypatch: pytest.MonkeyPatch)
         raise HostMemoryError("no memory", needed_bytes=size_bytes)
 
     with monkeypatch.context() as patch:
-        patch.setattr(host, "populate", refuse)
+        patch.setattr(arena, "touch", refuse)
         with pytest.raises(HostMemoryError, match="no memory"):
             backend.suspend(1)
     assert holds(memory, 1)

@@ -204,13 +204,12 @@ def test_what_is_not_pinned_comes_in_pieces_that_fit_a_buffer(
 
 
 def test_a_chunk_without_memory_is_no_lasting_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = host.populate
     with opened() as (arena, _):
-        monkeypatch.setattr(module, "touch", refuse)
-        (slot,) = arena.take([2 * CHUNK])
-        with pytest.raises(HostMemoryError, match="no memory"):
-            ranges(slot)
-        monkeypatch.setattr(host, "populate", real)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "touch", refuse)
+            (slot,) = arena.take([2 * CHUNK])
+            with pytest.raises(HostMemoryError, match="no memory"):
+                ranges(slot)
         arena.give_back(slot)
         (slot,) = arena.take([2 * CHUNK])
         assert len(ranges(slot)) == 2
