@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from sleepbackends.base import BaseBackend
+from sleepbackends.mechanism import Mechanism
+from sleepbackends.testing.device import HeldCall, InjectedFault
 
 CALL_STEPS = ("synchronize", "check_room_to_save", "reserve", "map", "fill", "unmap")
 """Steps that fail when they are called."""
@@ -19,8 +21,32 @@ STEPS = CALL_STEPS + ITERATOR_STEPS
 """Every step of a mechanism that may fail. ``forget`` and ``release`` must not."""
 
 
-class InjectedFault(Exception):
-    """What a step raises when it was told to fail."""
+def steps_of(backend: Any) -> Any:
+    """Return the mechanism behind a backend: itself, or what it wraps as ``inner``.
+
+    None if it does not stand on ``BaseBackend``, so that its steps are not known.
+    """
+    while backend is not None and not isinstance(backend, Mechanism):
+        backend = getattr(backend, "inner", None)
+    return backend
+
+
+@contextmanager
+def hold_step(backend: Any, step: str) -> Iterator[HeldCall]:
+    """Make a step of a backend's mechanism wait until it is let go, or the block ends."""
+    steps, held = steps_of(backend), HeldCall()
+    real = getattr(steps, step)
+
+    def call(*args: Any) -> Any:
+        held.enter()
+        return real(*args)
+
+    setattr(steps, step, call)
+    try:
+        yield held
+    finally:
+        delattr(steps, step)
+        held.let_go()
 
 
 class FaultInjector:
@@ -32,23 +58,30 @@ class FaultInjector:
     Parameters
     ----------
     backend : BaseBackend
-        The backend to disturb.
+        The backend to disturb; for a wrapper, what it wraps as ``inner`` is disturbed.
     faults : mapping of str to collection of int
         For each step, which of its calls (or yields) fail, counted from 0.
     make_error : callable, optional
         Makes the exception from a message.
+
+    Raises
+    ------
+    ValueError
+        If there is no such step, or the backend has no steps that are known.
     """
 
     def __init__(
         self,
-        backend: BaseBackend[Any],
+        backend: Any,
         faults: Mapping[str, Collection[int]],
         make_error: Callable[[str], Exception] = InjectedFault,
     ) -> None:
         unknown = set(faults) - set(STEPS)
         if unknown:
             raise ValueError(f"no such steps: {sorted(unknown)}; known: {STEPS}")
-        self.backend = backend
+        self.backend = steps_of(backend)
+        if self.backend is None:
+            raise ValueError(f"{type(backend).__name__} does not stand on BaseBackend")
         self.faults = {step: frozenset(calls) for step, calls in faults.items()}
         self.make_error = make_error
         self.calls: Counter[str] = Counter()

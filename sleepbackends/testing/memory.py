@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 
 class ObservedMemory(Protocol):
@@ -22,6 +23,18 @@ class ObservedMemory(Protocol):
 
     def free(self) -> None:
         """Drop it, as a user drops a tensor."""
+        ...
+
+
+@runtime_checkable
+class RecordingMemory(Protocol):
+    """Memory of a device that can record work and run it again, as CUDA captures a graph."""
+
+    def record_copy(self, source: Any) -> Callable[[], None]:
+        """Record a copy from other memory into this one, with both addresses in the record.
+
+        Returns what runs it again, as far as both reach.
+        """
         ...
 
 
@@ -55,3 +68,13 @@ class BufferMemory:
         """Drop it, as a user drops a tensor."""
         self._live().release()
         self._view = None
+
+    def record_copy(self, source: BufferMemory) -> Callable[[], None]:
+        """Record a copy from other memory into this; both addresses are part of the record."""
+        size_bytes = min(len(self._live()), len(source._live()))
+        to, start = self.address, source.address
+
+        def replay() -> None:
+            ctypes.memmove(to, start, size_bytes)
+
+        return replay

@@ -1,8 +1,8 @@
-"""A backend over simulated memory: any capability, a budget, and accesses that fault."""
+"""A backend over a simulated device: any capability, and everything can be seen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -10,10 +10,10 @@ from sleepbackends.availability import Availability
 from sleepbackends.base import BaseBackend
 from sleepbackends.capabilities import IN_PROCESS, Capabilities
 from sleepbackends.control import Control
-from sleepbackends.errors import DeviceMemoryError
 from sleepbackends.ledger import Block
 from sleepbackends.mechanism import POISON_BYTE, Fill
 from sleepbackends.settings import BackendSettings
+from sleepbackends.testing.device import SimulatedDevice
 
 ALL = IN_PROCESS
 """Everything that memory kept by one process can promise."""
@@ -21,18 +21,18 @@ ALL = IN_PROCESS
 
 @dataclass
 class SimulatedOptions:
-    """What the simulated device is like.
+    """What the backend says it can do, and where its memory is.
 
     Parameters
     ----------
     capabilities : Capabilities
         What the backend says it can do.
-    budget_bytes : int
-        How much may be mapped at once; may be changed while it runs, as a neighbour would.
+    device : SimulatedDevice
+        Where its memory is; backends that are given the same one share its budget.
     """
 
     capabilities: Capabilities = field(default_factory=lambda: ALL)
-    budget_bytes: int = 1 << 40
+    device: SimulatedDevice = field(default_factory=SimulatedDevice)
 
 
 class SimulatedMemory:
@@ -42,22 +42,28 @@ class SimulatedMemory:
         self._backend = backend
         self.address = address
 
-    def _bytes(self) -> bytearray:
-        if self.address not in self._backend.mapped:
-            raise RuntimeError(f"illegal access to unmapped memory at {self.address:#x}")
-        return self._backend.mapped[self.address]
-
     def read(self) -> bytes:
         """Return all its bytes."""
-        return bytes(self._bytes())
+        return bytes(self._backend.device.memory(self.address))
 
     def write(self, data: bytes) -> None:
         """Overwrite all its bytes."""
-        self._bytes()[:] = data
+        self._backend.device.memory(self.address)[:] = data
 
     def free(self) -> None:
         """Give it back, in whatever residency it is."""
         self._backend.free(self.address)
+
+    def record_copy(self, source: SimulatedMemory) -> Callable[[], None]:
+        """Record a copy from other memory into this; both addresses are part of the record."""
+        device, to, start = self._backend.device, self.address, source.address
+
+        def replay() -> None:
+            target, data = device.memory(to), device.memory(start)
+            size = min(len(target), len(data))
+            target[:size] = data[:size]
+
+        return replay
 
 
 class SimulatedRegion:
@@ -82,19 +88,26 @@ class SimulatedRegion:
 
 
 class SimulatedBackend(BaseBackend[SimulatedOptions]):
-    """Keeps "device memory" in byte arrays and saved bytes beside them."""
+    """Keeps blocks on a ``SimulatedDevice`` and saved bytes beside it.
+
+    Attributes
+    ----------
+    device : SimulatedDevice
+        Where blocks are mapped.
+    saved : dict of int to bytes
+        Saved bytes, by address.
+    """
 
     name = "simulated"
 
     def __init__(
         self, options: SimulatedOptions | None = None, settings: BackendSettings | None = None
     ) -> None:
-        self.device = options or SimulatedOptions()
-        super().__init__(self.device, settings)
-        self.capabilities = self.device.capabilities
-        self.mapped: dict[int, bytearray] = {}
+        chosen = options or SimulatedOptions()
+        super().__init__(chosen, settings)
+        self.device = chosen.device
+        self.capabilities = chosen.capabilities
         self.saved: dict[int, bytes] = {}
-        self._next_address = 1 << 20
 
     @classmethod
     def probe(cls) -> Availability:
@@ -107,9 +120,14 @@ class SimulatedBackend(BaseBackend[SimulatedOptions]):
         yield SimulatedRegion(self, self.open_tag(tag))
 
     @property
+    def mapped(self) -> dict[int, bytearray]:
+        """What is mapped on the device, by address."""
+        return self.device.mapped
+
+    @property
     def mapped_bytes(self) -> int:
-        """Bytes of the budget in use."""
-        return sum(map(len, self.mapped.values()))
+        """Bytes of the device's budget in use."""
+        return self.device.used_bytes
 
     def allocate(self, tag: str, size_bytes: int) -> Block:
         """Map a new block of zeros.
@@ -119,47 +137,38 @@ class SimulatedBackend(BaseBackend[SimulatedOptions]):
         DeviceMemoryError
             If the budget is used up; nothing was allocated.
         """
-        self._check_budget(size_bytes)
-        address = self._next_address
-        self._next_address += max(size_bytes, 1)
-        self.mapped[address] = bytearray(size_bytes)
+        address = self.device.reserve_range(size_bytes)
+        self.device.map(address, size_bytes)
+        self.device.memory(address)[:] = bytes(size_bytes)
         return Block(address, size_bytes, tag, device="simulated")
 
-    def _check_budget(self, needed_bytes: int) -> None:
-        available = self.device.budget_bytes - self.mapped_bytes
-        if needed_bytes > available:
-            raise DeviceMemoryError(
-                f"{needed_bytes} bytes needed, {available} available",
-                hint="let a neighbour give memory back",
-                needed_bytes=needed_bytes,
-                available_bytes=available,
-            )
+    def synchronize(self, blocks: Sequence[Block]) -> None:
+        """Wait for the device."""
+        self.device.synchronize()
 
     def save(self, blocks: Sequence[Block], control: Control) -> Iterator[Block]:
         """Copy the bytes aside."""
         for block in blocks:
-            self.saved[block.address] = bytes(self.mapped[block.address])
+            self.saved[block.address] = self.device.read(block.address)
             control.advance(block.size_bytes)
             yield block
 
     def unmap(self, block: Block) -> None:
         """Make accesses fault."""
-        del self.mapped[block.address]
+        self.device.unmap(block.address)
 
     def reserve(self, blocks: Sequence[Block]) -> None:
         """Check the budget."""
-        self._check_budget(sum(block.size_bytes for block in blocks))
+        self.device.check_room(sum(block.size_bytes for block in blocks))
 
     def map(self, block: Block) -> None:
         """Put stale bytes behind the address, as a device may."""
-        if block.address in self.mapped:
-            raise RuntimeError(f"{block.address:#x} is mapped already")
-        self.mapped[block.address] = bytearray(b"\xee" * block.size_bytes)
+        self.device.map(block.address, block.size_bytes)
 
     def restore(self, blocks: Iterable[Block], control: Control) -> Iterator[Block]:
         """Copy the bytes back."""
         for block in blocks:
-            self.mapped[block.address][:] = self.saved[block.address]
+            self.device.write(block.address, self.saved[block.address])
             control.advance(block.size_bytes)
             yield block
 
@@ -167,7 +176,7 @@ class SimulatedBackend(BaseBackend[SimulatedOptions]):
         """Overwrite the stale bytes."""
         if fill is not Fill.NONE:
             byte = POISON_BYTE if fill is Fill.POISON else 0
-            self.mapped[block.address][:] = bytes([byte]) * block.size_bytes
+            self.device.write(block.address, bytes([byte]) * block.size_bytes)
 
     def forget(self, block: Block) -> None:
         """Drop the saved bytes."""
@@ -175,5 +184,6 @@ class SimulatedBackend(BaseBackend[SimulatedOptions]):
 
     def release(self, block: Block) -> None:
         """Give the block back for good."""
-        self.mapped.pop(block.address, None)
+        if block.placement.mapped:
+            self.device.unmap(block.address)
         self.forget(block)

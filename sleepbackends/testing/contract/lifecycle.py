@@ -1,4 +1,4 @@
-"""Suspend and resume everything: bytes, addresses, repetition, bad requests, closing."""
+"""Suspend and resume everything: identity, levels, repetition, bad requests, closing."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ import pytest
 
 from sleepbackends.availability import Availability
 from sleepbackends.capabilities import Capabilities
-from sleepbackends.control import Control, Progress
 from sleepbackends.errors import (
     ClosedError,
     InvalidLevelError,
     PolicyConflictError,
     RequestError,
     SleepBackendsError,
-    TransitionTimeoutError,
     UnknownTagError,
 )
 from sleepbackends.protocol import API_VERSION
 from sleepbackends.residency import Residency
 from sleepbackends.testing.contract.fixtures import SIZES, ContractFixtures, policies
+from sleepbackends.testing.promises import Promise, proves
+
+_LARGE = 8 << 20
+"""Large enough to be seen in what the system says this process uses."""
 
 
 class LifecycleTests(ContractFixtures):
     """What holds for every backend."""
 
+    @proves(Promise.IDENTITY)
     def test_identity_and_probe(self, backend: Any) -> None:
         """The backend says who it is, what it can do and whether it can work here."""
         assert backend.name
@@ -34,154 +37,170 @@ class LifecycleTests(ContractFixtures):
         assert isinstance(backend.capabilities, Capabilities)
         answer = type(backend).probe()
         assert isinstance(answer, Availability)
-        assert answer.ok, answer
+        assert answer.ok, f"it works, and its probe says {answer}"
 
-    def test_level_1_keeps_contents(self, backend: Any) -> None:
-        """Offloaded bytes come back bit-exact at the same addresses."""
-        self.need(backend, "supports_offload")
-        contents = self.populate(backend)
-        addresses = [memory.address for memory in contents]
-        report = backend.suspend(1)
-        assert report.changed
-        assert self.residency(backend, "weights") is Residency.OFFLOADED
-        assert self.residency(backend, "lora") is Residency.OFFLOADED
-        assert self.residency(backend, "kv_cache") is Residency.DISCARDED
-        assert backend.state().mapped_bytes == 0
-        assert report.released_bytes == sum(sum(sizes) for sizes in SIZES.values())
-        assert report.copied_bytes == sum(SIZES["weights"] + SIZES["lora"])
-        report = backend.resume()
-        assert report.changed
-        assert report.undefined_tags == {"kv_cache"}
-        if backend.capabilities.preserves_addresses:
-            assert [memory.address for memory in contents] == addresses
-        for memory, expected in contents.items():
-            kept = memory.read() == expected
-            dropped = memory.read() == bytes(len(expected))
-            assert kept or dropped
-        self.check({m: b for m, b in contents.items() if len(b) not in SIZES["kv_cache"]})
+    @proves(Promise.FLAGS)
+    def test_capabilities_stay_as_they_are(self, backend: Any) -> None:
+        """What an instance can do does not change by sleeping."""
+        before = backend.capabilities
+        self.populate(backend, "kv_cache")
+        backend.suspend(1)
+        asleep = backend.capabilities
+        backend.resume()
+        assert asleep == before, f"asleep the flags are {asleep}"
+        assert backend.capabilities == before, f"after a sleep the flags are {backend.capabilities}"
 
+    @proves(Promise.FLAGS)
+    def test_only_owners_of_allocations_have_regions(self, backend: Any) -> None:
+        """``owns_allocations`` and ``region`` go together."""
+        has_region = callable(getattr(backend, "region", None))
+        assert has_region == backend.capabilities.owns_allocations, (
+            f"owns_allocations is {backend.capabilities.owns_allocations}, region is there: "
+            f"{has_region}"
+        )
+
+    @proves(Promise.POLICIES)
     def test_level_2_drops_weights(self, backend: Any) -> None:
         """Level 2 discards what can be reloaded; it comes back zeroed and UNDEFINED."""
         contents = self.populate(backend, "weights", "kv_cache")
         before = backend.state().tags["weights"].epoch
         report = backend.suspend(2)
-        assert report.dropped_tags == {"weights", "kv_cache"}
-        assert self.residency(backend, "weights") is Residency.DISCARDED
+        gone = dict.fromkeys(("weights", "kv_cache"), Residency.DISCARDED)
+        self.check_residency(backend, Promise.POLICIES, "suspend(2)", **gone)
+        Promise.REPORTS.check(
+            report.dropped_tags == {"weights", "kv_cache"},
+            f"suspend(2) dropped both tags and reports {sorted(report.dropped_tags)}",
+        )
         backend.resume()
-        assert self.residency(backend, "weights") is Residency.UNDEFINED
-        assert backend.state().tags["weights"].epoch == before + 1
-        assert all(memory.read() == bytes(len(data)) for memory, data in contents.items())
+        back = dict.fromkeys(("weights", "kv_cache"), Residency.UNDEFINED)
+        self.check_residency(backend, Promise.UNDEFINED, "suspend(2) and resume()", **back)
+        after = backend.state().tags["weights"].epoch
+        Promise.EPOCHS.check(after == before + 1, f"weights went from epoch {before} to {after}")
+        self.check_filled(contents)
         backend.mark_valid(["weights", "kv_cache"])
-        assert not backend.state().unusable_tags()
+        unusable = backend.state().unusable_tags()
+        Promise.UNDEFINED.check(not unusable, f"after mark_valid these are unusable: {unusable}")
 
+    @proves(Promise.EPOCHS)
+    def test_epochs_count_what_was_lost(self, backend: Any) -> None:
+        """Each sleep that drops a tag counts once; saving, keeping and waking do not."""
+        self.populate(backend, "weights", "kv_cache")
+        for sleeps in (1, 2):
+            backend.suspend(self.keeping_level(backend))
+            backend.resume()
+            kept = sleeps if self.keeping_level(backend) == 2 else 0
+            for tag, expected in (("kv_cache", sleeps), ("weights", kept)):
+                found = backend.state().tags[tag].epoch
+                assert found == expected, (
+                    f"{tag} lost contents {expected} times, its epoch is {found}"
+                )
+
+    @proves(Promise.POLICIES)
     def test_level_0_changes_nothing(self, backend: Any) -> None:
         """Level 0 is a pause; memory stays."""
         contents = self.populate(backend)
-        assert not backend.suspend(0).changed
+        assert not backend.suspend(0).changed, "suspend(0) says that it changed something"
         self.check(contents)
 
+    @proves(Promise.GIVES_BACK)
     def test_memory_is_given_back(self, backend: Any) -> None:
         """Suspend gives memory back by a count made around the backend."""
         contents = self.populate(backend, "kv_cache")
-        size = 64 << 20
-        contents[self.allocate(backend, "kv_cache", size)] = b""
+        contents[self.allocate(backend, "kv_cache", self.large_bytes)] = b""
         for memory in contents:
             memory.write(b"\x01" * len(memory.read()))
-        awake = self.used_bytes(backend)
-        if awake is None:
-            pytest.skip("used_bytes() is not defined")
+        awake = self.measure(backend)
         backend.suspend(1)
-        asleep = self.used_bytes(backend)
-        assert asleep is not None
-        assert awake - asleep >= 0.95 * size
+        back = awake - self.measure(backend)
+        assert back >= 0.95 * self.large_bytes, (
+            f"{self.large_bytes} bytes were suspended, {back} were given back"
+        )
 
+    @proves(Promise.REPEATING)
     def test_repeating_is_a_no_op_that_says_so(self, backend: Any) -> None:
         """The second call changes nothing, the third neither."""
         contents = self.populate(backend, "kv_cache")
-        assert not backend.resume().changed
-        assert backend.suspend(1).changed
+        assert not backend.resume().changed, "resume() of what is awake says changed"
+        assert backend.suspend(1).changed, "the first suspend() says that nothing changed"
         state = backend.state()
-        assert not backend.suspend(1).changed
-        assert not backend.suspend(2).changed
-        assert backend.state() == state
-        assert backend.resume().changed
-        assert not backend.resume().changed
-        assert not backend.resume([]).changed
+        assert not backend.suspend(1).changed, "the second suspend() says changed"
+        assert not backend.suspend(2).changed, "suspend(2) of what was dropped says changed"
+        assert backend.state() == state, "repeating changed the state"
+        assert backend.resume().changed, "resume() of what sleeps says that nothing changed"
+        assert not backend.resume().changed, "the second resume() says changed"
+        assert not backend.resume([]).changed, "resume([]) says changed"
         assert len(contents) == len(SIZES["kv_cache"])
 
-    def test_conflicting_requests_are_refused(self, backend: Any) -> None:
-        """Dropping what is saved, or saving what is gone, changes nothing and says why."""
-        self.need(backend, "supports_offload")
-        contents = self.populate(backend, "weights")
-        backend.suspend(1)
-        state = backend.state()
-        with pytest.raises(PolicyConflictError) as caught:
-            backend.suspend(2)
-        assert caught.value.tags == {"weights"}
-        assert caught.value.backend == backend.name
-        assert backend.state() == state
-        backend.resume()
-        self.check(contents)
-        backend.suspend(2)
-        with pytest.raises(PolicyConflictError):
-            backend.suspend(1)
-
+    @proves(Promise.POLICIES)
     def test_keep_stays_resident(self) -> None:
         """The policy ``keep`` is followed."""
         with self.opened(policies(weights="keep")) as backend:
             contents = self.populate(backend, "weights")
             kv_cache = self.populate(backend, "kv_cache")
             backend.suspend(2)
-            assert self.residency(backend, "weights") is Residency.RESIDENT
+            self.check_residency(
+                backend, Promise.POLICIES, "suspend(2) with keep", weights=Residency.RESIDENT
+            )
             self.check(contents)
             assert kv_cache
 
-    def test_undefined_bytes_survive_a_sleep_as_undefined(self) -> None:
-        """An engine may have written to UNDEFINED memory: it is saved, and stays UNDEFINED."""
-        with self.opened(policies(kv_cache="offload")) as backend:
-            self.need(backend, "supports_offload")
-            (memory, *_) = self.populate(backend, "weights")
-            backend.suspend(2)
-            backend.resume()
-            data = b"\x5a" * len(memory.read())
-            memory.write(data)
-            backend.suspend(1)
-            assert self.residency(backend, "weights") is Residency.OFFLOADED
-            backend.resume()
-            assert self.residency(backend, "weights") is Residency.UNDEFINED
-            assert memory.read() == data
+    @proves(Promise.POLICIES)
+    def test_policies_of_one_call(self, backend: Any) -> None:
+        """A suspend that is given policies follows those, and the next one its own again."""
+        contents = self.populate(backend, "weights", "kv_cache")
+        backend.suspend(2, policies=policies(weights="keep", kv_cache="keep"))
+        both = dict.fromkeys(("weights", "kv_cache"), Residency.RESIDENT)
+        self.check_residency(backend, Promise.POLICIES, "a suspend that keeps both", **both)
+        self.check(contents)
+        backend.suspend(2)
+        self.check_residency(
+            backend, Promise.POLICIES, "the next suspend(2)", weights=Residency.DISCARDED
+        )
 
+    @proves(Promise.CHECKED_FIRST)
     @pytest.mark.parametrize("level", [-1, 3, True, "1", None])
     def test_wrong_level(self, backend: Any, level: Any) -> None:
         """A level that does not exist is refused."""
         contents = self.populate(backend, "weights")
+        before = backend.state()
         with pytest.raises(InvalidLevelError):
             backend.suspend(level)
+        assert backend.state() == before, f"suspend({level!r}) was refused and changed the state"
         self.check(contents)
 
+    @proves(Promise.UNKNOWN_TAGS)
     def test_unknown_tag(self, backend: Any) -> None:
         """An unknown tag is refused before anything changes, and the known ones listed."""
         self.populate(backend, "weights")
         backend.suspend(2)
+        before = backend.state()
         for verb in (backend.resume, backend.mark_valid):
             with pytest.raises(UnknownTagError) as caught:
                 verb(["weights", "typo"])
-            assert caught.value.known == ("weights",)
-            assert "weights" in str(caught.value)
-        assert self.residency(backend, "weights") is Residency.DISCARDED
+            assert caught.value.known == ("weights",), f"known is {caught.value.known}"
+            assert "weights" in str(caught.value), "the message does not list the known tags"
+            Promise.CHECKED_FIRST.check(
+                backend.state() == before,
+                f"{verb.__name__} refused an unknown tag, and the state is {backend.state()}",
+            )
         with pytest.raises(RequestError, match=r"\['weights'\]"):
             backend.resume("weights")
 
+    @proves(Promise.CHECKED_FIRST)
     def test_mark_valid_needs_mapped_memory(self, backend: Any) -> None:
         """Asleep memory cannot be valid."""
         self.populate(backend, "weights")
         backend.suspend(2)
         with pytest.raises(PolicyConflictError):
             backend.mark_valid(["weights"])
-        assert self.residency(backend, "weights") is Residency.DISCARDED
+        self.check_residency(
+            backend, Promise.CHECKED_FIRST, "a refused mark_valid", weights=Residency.DISCARDED
+        )
 
-    def test_free_in_every_residency(self, backend: Any) -> None:
+    @proves(Promise.FREEING)
+    def test_free_in_every_residency(self, backend: Any, caplog: Any) -> None:
         """Freed blocks vanish from the state, and the rest is not disturbed."""
+        self.assume("frees_at_once", "one_block_each")
         for steps in ([], [1], [2], [2, None]):
             kept = self.populate(backend, "kv_cache")
             freed = self.allocate(backend, "lora" if steps == [1] else "kv_cache", 4097)
@@ -193,54 +212,50 @@ class LifecycleTests(ContractFixtures):
                     backend.suspend(level)
             freed.free()
             total = sum(tag.total_bytes for tag in backend.state().tags.values())
-            assert total == sum(tag.total_bytes for tag in before.tags.values()) - 4097
+            left = sum(tag.total_bytes for tag in before.tags.values()) - 4097
+            assert total == left, f"4097 bytes were freed; the state says {total} and not {left}"
             backend.resume()
             backend.mark_valid(["kv_cache"])
             for memory in kept:
                 memory.free()
-        assert backend.state().mapped_bytes == 0
+        left = backend.state().mapped_bytes
+        assert left == 0, f"everything was freed, and {left} bytes are mapped"
+        said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+        assert not said, f"freeing failed: {said[0]}: {caplog.records[-1].exc_info}"
 
-    def test_progress_ends_at_the_total(self, backend: Any) -> None:
-        """Progress counts every copied byte, once, and a callback that raises is ignored."""
-        self.need(backend, "supports_offload")
-        self.populate(backend)
-        total = sum(SIZES["weights"] + SIZES["lora"])
-        seen: list[Progress] = []
-        backend.suspend(1, control=Control(on_progress=seen.append))
-        assert seen[-1] == Progress("suspend", total, total)
-        seen.clear()
+    @proves(Promise.GIVES_BACK)
+    def test_freed_memory_is_given_back_once(self, backend: Any) -> None:
+        """By a count made around the backend, freeing in any residency ends where it began."""
+        self.assume("frees_at_once")
+        data = b"\x01" * _LARGE  # made before the first count, which would count it
+        before = self.measure(backend)
+        for level in (0, 2, self.keeping_level(backend)):
+            memory = self.allocate(backend, "weights", _LARGE)
+            memory.write(data)
+            backend.suspend(level)
+            memory.free()
+            too_many = self.measure(backend) - before
+            assert abs(too_many) < _LARGE // 2, (
+                f"{_LARGE} bytes were allocated, suspended at level {level} and freed; "
+                f"{too_many:+} bytes are in use"
+            )
+            backend.resume()
 
-        def record_and_raise(progress: Progress) -> None:
-            seen.append(progress)
-            raise RuntimeError("a broken progress bar")
-
-        assert backend.resume(control=Control(on_progress=record_and_raise)).changed
-        assert seen[-1] == Progress("resume", total, total)
-
-    def test_deadline_rolls_back(self, backend: Any) -> None:
-        """A deadline that has passed leaves everything as it was."""
-        self.need(backend, "supports_offload")
-        contents = self.populate(backend, "weights")
-        with pytest.raises(TransitionTimeoutError) as caught:
-            backend.suspend(1, control=_Expired())
-        assert not caught.value.report.changed
-        self.check(contents)
-        backend.suspend(1)
-        with pytest.raises(TransitionTimeoutError):
-            backend.resume(control=_Expired())
-        assert self.residency(backend, "weights") is Residency.OFFLOADED
-        backend.resume()
-        self.check(contents)
-
+    @proves(Promise.TRAVELS)
     def test_errors_survive_pickling(self, backend: Any) -> None:
         """An error can cross to another process with what it carries."""
         self.populate(backend, "weights")
         with pytest.raises(SleepBackendsError) as caught:
             backend.resume(["typo"])
-        copy = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - made two lines above
+        copy = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - made here
         assert str(copy) == str(caught.value)
         assert vars(copy) == vars(caught.value)
+        Promise.ERRORS.check(
+            caught.value.backend == backend.name, f"the error is of {caught.value.backend!r}"
+        )
+        Promise.ERRORS.check(caught.value.hint, "the error has no hint")
 
+    @proves(Promise.CLOSING)
     def test_closed(self) -> None:
         """A closed backend refuses, can be closed again, and leaves mapped memory usable."""
         with self.opened() as backend:
@@ -253,14 +268,6 @@ class LifecycleTests(ContractFixtures):
                     call()
             for memory in contents:
                 memory.free()
-            assert backend.state().mapped_bytes == 0
-
-
-class _Expired(Control):
-    """A deadline that passes as soon as the copy has begun."""
-
-    def __init__(self) -> None:
-        super().__init__(timeout_s=3600.0)
-
-    def remaining_s(self) -> float | None:
-        return 0.0 if self.progress.done_bytes else 3600.0
+            if self.frees_at_once:
+                left = backend.state().mapped_bytes
+                assert left == 0, f"everything was freed, and {left} bytes are mapped"

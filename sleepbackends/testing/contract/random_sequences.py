@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,7 +19,6 @@ from hypothesis.stateful import (
 )
 
 from sleepbackends.errors import (
-    MechanismError,
     PolicyConflictError,
     SleepBackendsError,
     UnsupportedOperationError,
@@ -26,9 +26,11 @@ from sleepbackends.errors import (
 from sleepbackends.policies import Policies, Policy, TagPolicy
 from sleepbackends.residency import REPEATS, TRANSITIONS, Move, Residency
 from sleepbackends.settings import BackendSettings
+from sleepbackends.testing.contract.faults import check_failure
 from sleepbackends.testing.contract.fixtures import ContractFixtures
-from sleepbackends.testing.faults import FaultInjector
+from sleepbackends.testing.faults import FaultInjector, steps_of
 from sleepbackends.testing.memory import ObservedMemory
+from sleepbackends.testing.promises import Promise, proves
 
 TAGS = ("weights", "kv_cache", "lora", "runtime")
 POLICIES = Policies({"runtime": TagPolicy(Policy.KEEP, Policy.KEEP)})
@@ -98,7 +100,7 @@ class SleepMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.backend: Any = self.suite.make_backend(BackendSettings(policies=POLICIES))
+        self.backend = self.suite.make_backend(BackendSettings(policies=POLICIES))
         self.blocks: list[Modelled] = []
         self.epochs: dict[str, int] = {}
         self.seed = 0
@@ -109,7 +111,10 @@ class SleepMachine(RuleBasedStateMachine):
             self.backend.resume()
             for block in self.blocks:
                 block.apply(Move.RESUME)
-                assert block.memory.read() == block.contents, "bytes a policy keeps were lost"
+                Promise.BIT_EXACT.check(
+                    block.memory.read() == block.contents,
+                    f"bytes a policy keeps were lost: a block of tag {block.tag!r}",
+                )
         finally:
             self.backend.close()
 
@@ -133,6 +138,8 @@ class SleepMachine(RuleBasedStateMachine):
     @rule(tag=st.sampled_from(TAGS), size=st.integers(1, 9000))
     def allocate(self, tag: str, size: int) -> None:
         """Allocate and fill a block, whatever sleeps."""
+        if not self.suite.allocates_asleep and self.backend.state().asleep_bytes:
+            return
         memory = self.suite.allocate(self.backend, tag, size)
         block = Modelled(memory, tag, self._bytes(size))
         memory.write(block.contents)
@@ -209,24 +216,31 @@ class SleepMachine(RuleBasedStateMachine):
         unable: bool,
     ) -> None:
         refused = unable or any(block.asked(move) is None for block, move in moves)
-        injector = FaultInjector(self.backend, faults or {})
+        # Without steps that are known, nothing can be made to fail.
+        injector = FaultInjector(self.backend, faults or {}) if self.suite.has_steps else None
         before = self.backend.state()
         try:
-            with injector:
+            with injector or nullcontext():
                 report = call()
         except (PolicyConflictError, UnsupportedOperationError) as error:
-            assert refused, f"refused although the table allows it: {error}"
-            assert self.backend.state() == before, "a refused call changed something"
+            Promise.FLAGS.check(refused, f"refused although the table allows it: {error}")
+            Promise.CHECKED_FIRST.check(
+                self.backend.state() == before, "a refused call changed something"
+            )
         except SleepBackendsError as error:
-            assert injector.fired, f"failed without a fault: {error}"
-            assert isinstance(error, MechanismError)
+            if injector is None:
+                raise
+            check_failure(error, injector, self.backend)
             self._reconcile(moves)
         else:
-            assert not refused, "the table does not allow this"
-            assert not injector.fired, "a fault was swallowed"
+            Promise.CHECKED_FIRST.check(not refused, "the table does not allow this")
+            Promise.FAULTS_SHOW.check(not (injector and injector.fired), "a fault was swallowed")
             asked = [(block, move) for block, move in moves if block.asked(move)]
             if report is not None:
-                assert report.changed == bool(asked)
+                Promise.REPEATING.check(
+                    report.changed == bool(asked),
+                    f"{len(asked)} blocks were to move, the report says changed={report.changed}",
+                )
             self._count_epochs(block.tag for block, move in asked if move is Move.DISCARD)
             for block, move in asked:
                 block.apply(move)
@@ -234,18 +248,26 @@ class SleepMachine(RuleBasedStateMachine):
     def _reconcile(self, moves: list[tuple[Modelled, Move]]) -> None:
         """After a fault each block is where it was, or where it was going; never elsewhere."""
         dropped = []
+        ledger = steps_of(self.backend).ledger
         for block, move in moves:
-            placement = self.backend.ledger.get(block.memory.address).placement
+            placement = ledger.get(block.memory.address).placement
             was_stranded = block.asleep_as is not None
             if placement.stranded == was_stranded and placement.residency is block.residency:
                 continue
             if move is Move.OFFLOAD:
-                assert placement.owed, "a block to be kept is neither here nor saved"
+                Promise.ALL_OR_REPORTED.check(
+                    placement.owed, "a block to be kept is neither here nor saved"
+                )
             elif move is Move.DISCARD:
-                assert placement.residency is Residency.DISCARDED
+                Promise.ALL_OR_REPORTED.check(
+                    placement.residency is Residency.DISCARDED,
+                    f"a block to be dropped is {placement.residency.value}",
+                )
                 dropped.append(block.tag)
             else:
-                assert placement.stranded, "a failed resume left a block awake"
+                Promise.NEVER_HALF_AWAKE.check(
+                    placement.stranded, "a failed resume left a block awake"
+                )
             if placement.stranded:
                 block.asleep_as = placement.asleep().residency
                 block.residency = Residency.UNDEFINED
@@ -261,18 +283,29 @@ class SleepMachine(RuleBasedStateMachine):
     def state_tells_the_truth(self) -> None:
         """Bytes by residency, epochs, and the bytes themselves are what the model says."""
         state = self.backend.state()
-        assert set(state.tags) == set(self.epochs)
+        known = set(self.epochs)
+        Promise.DERIVED_STATE.check(set(state.tags) == known, f"tags {known} are used: {state}")
         for tag, epoch in self.epochs.items():
             blocks = self._of([tag])
             found = state.tags[tag]
-            assert found.epoch == epoch
-            assert found.blocks == len(blocks)
+            Promise.EPOCHS.check(
+                found.epoch == epoch, f"{tag} lost contents {epoch} times: {found}"
+            )
+            Promise.DERIVED_STATE.check(
+                found.blocks == len(blocks), f"{tag} has {len(blocks)} blocks: {found}"
+            )
             for residency in Residency:
                 size = sum(len(b.contents) for b in blocks if b.residency is residency)
-                assert found.bytes_in(residency) == size, f"{tag}: {residency.value}"
+                Promise.DERIVED_STATE.check(
+                    found.bytes_in(residency) == size,
+                    f"{tag} has {size} bytes that are {residency.value}: {found}",
+                )
         for block in self.blocks:
             if block.readable:
-                assert block.memory.read() == block.contents
+                Promise.BIT_EXACT.check(
+                    block.memory.read() == block.contents,
+                    f"bytes differ from what was kept: a block of tag {block.tag!r}",
+                )
 
 
 class RandomSequenceTests(ContractFixtures):
@@ -287,8 +320,10 @@ class RandomSequenceTests(ContractFixtures):
     )
     """How many sequences are tried, and how."""
 
+    @proves(Promise.BIT_EXACT)
     def test_random_sequences(self) -> None:
         """Run the machine."""
+        self.assume("one_block_each", "frees_at_once")
 
         class Machine(SleepMachine):
             suite = self

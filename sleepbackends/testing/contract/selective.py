@@ -14,36 +14,67 @@ from sleepbackends.errors import (
 from sleepbackends.mechanism import POISON_BYTE, Fill
 from sleepbackends.residency import Residency
 from sleepbackends.testing.contract.fixtures import ContractFixtures, policies
+from sleepbackends.testing.promises import Promise, proves
 
 
 class SelectiveTests(ContractFixtures):
     """What ``supports_selective_release`` and ``supports_selective_resume`` promise."""
 
+    @proves(Promise.FLAGS)
     def test_discard_releases_the_named_tags_only(self, backend: Any) -> None:
         """The rest stays resident and untouched; the epoch counts the loss once."""
         self.need(backend, "supports_selective_release")
         kept = self.populate(backend, "weights")
         dropped = self.populate(backend, "kv_cache")
         report = backend.discard(["kv_cache"])
-        assert report.changed
-        assert report.dropped_tags == {"kv_cache"}
-        assert self.residency(backend, "weights") is Residency.RESIDENT
+        where = {"kv_cache": Residency.DISCARDED, "weights": Residency.RESIDENT}
+        self.check_residency(backend, Promise.FLAGS, "discard(['kv_cache'])", **where)
+        Promise.REPORTS.check(
+            report.changed and report.dropped_tags == {"kv_cache"},
+            f"kv_cache was dropped; the report says {sorted(report.dropped_tags)}",
+        )
         self.check(kept)
-        assert not backend.discard(["kv_cache"]).changed
-        assert backend.state().tags["kv_cache"].epoch == 1
-        assert backend.resume(["kv_cache"]).undefined_tags == {"kv_cache"}
-        assert all(memory.read() == bytes(len(data)) for memory, data in dropped.items())
+        Promise.REPEATING.check(
+            not backend.discard(["kv_cache"]).changed, "the second discard() says changed"
+        )
+        epoch = backend.state().tags["kv_cache"].epoch
+        Promise.EPOCHS.check(epoch == 1, f"kv_cache was dropped once, its epoch is {epoch}")
+        report = backend.resume(["kv_cache"])
+        Promise.UNDEFINED.check(
+            report.undefined_tags == {"kv_cache"},
+            f"kv_cache is to be refilled; the report says {sorted(report.undefined_tags)}",
+        )
+        self.check_filled(dropped)
         self.check(kept)
 
+    @proves(Promise.GIVES_BACK)
+    def test_discarded_memory_is_given_back(self, backend: Any) -> None:
+        """Discard gives memory back by a count made around the backend."""
+        self.need(backend, "supports_selective_release")
+        self.populate(backend, "weights")
+        memory = self.allocate(backend, "kv_cache", self.large_bytes)
+        memory.write(b"\x01" * self.large_bytes)
+        awake = self.measure(backend)
+        backend.discard(["kv_cache"])
+        back = awake - self.measure(backend)
+        assert back >= 0.95 * self.large_bytes, (
+            f"{self.large_bytes} bytes were discarded, {back} were given back"
+        )
+
+    @proves(Promise.CHECKED_FIRST)
     def test_discard_refuses(self) -> None:
         """An unknown tag, a kept tag and saved bytes are refused, and nothing changes."""
         with self.opened(policies(lora="keep")) as backend:
             self.need(backend, "supports_selective_release", "supports_offload")
             contents = self.populate(backend, "weights", "lora")
+            before = backend.state()
             with pytest.raises(UnknownTagError):
                 backend.discard(["weights", "typo"])
             with pytest.raises(PolicyConflictError, match="keep"):
                 backend.discard(["weights", "lora"])
+            assert backend.state() == before, (
+                f"a refused discard changed the state to {backend.state()}"
+            )
             self.check(contents)
             backend.suspend(1)
             with pytest.raises(PolicyConflictError, match="weights"):
@@ -51,6 +82,7 @@ class SelectiveTests(ContractFixtures):
             backend.resume()
             self.check(contents)
 
+    @proves(Promise.FLAGS)
     def test_without_selective_release_discard_is_refused(self, backend: Any) -> None:
         """Calling what the flag denies is one error type, and nothing changes."""
         self.need_not(backend, "supports_selective_release")
@@ -58,42 +90,44 @@ class SelectiveTests(ContractFixtures):
         with pytest.raises(UnsupportedOperationError, match="supports_selective_release"):
             backend.discard(["kv_cache"])
         self.check(contents)
-        assert not backend.state().unusable_tags()
+        assert not backend.state().unusable_tags(), "a refused discard changed something"
 
+    @proves(Promise.FLAGS)
     def test_resume_of_some_tags(self, backend: Any) -> None:
         """Only the named tags come back; in a second call the others do."""
         self.need(backend, "supports_selective_resume", "supports_offload")
         contents = self.populate(backend)
-        weights = dict(list(contents.items())[:2])
         backend.suspend(1)
         report = backend.resume(["weights"])
-        assert set(report.tags) == {"weights"}
-        self.check(weights)
-        assert self.residency(backend, "lora") is Residency.OFFLOADED
-        assert self.residency(backend, "kv_cache") is Residency.DISCARDED
-        assert backend.resume(["weights", "lora"]).changed
+        self.check_residency(
+            backend,
+            Promise.FLAGS,
+            "resume(['weights'])",
+            weights=Residency.RESIDENT,
+            lora=Residency.OFFLOADED,
+            kv_cache=Residency.DISCARDED,
+        )
+        Promise.REPORTS.check(
+            set(report.tags) == {"weights"}, f"the report is of tags {sorted(report.tags)}"
+        )
+        self.check(self.of(contents, "weights"))
+        assert backend.resume(["weights", "lora"]).changed, "resuming the other one did nothing"
         backend.resume()
-        self.check({m: b for m, b in contents.items() if m in weights or len(b) == 4097})
+        self.check(self.of(contents, "weights", "lora"))
 
+    @proves(Promise.FLAGS)
     def test_without_selective_resume_some_tags_are_refused(self, backend: Any) -> None:
         """Calling what the flag denies is one error type, and nothing changes."""
         self.need_not(backend, "supports_selective_resume")
         self.populate(backend)
-        backend.suspend(2 if not backend.capabilities.supports_offload else 1)
+        backend.suspend(self.keeping_level(backend))
         state = backend.state()
         with pytest.raises(UnsupportedOperationError, match="supports_selective_resume"):
             backend.resume(["weights"])
-        assert backend.state() == state
-        assert backend.resume(list(state.tags)).changed
+        assert backend.state() == state, "a refused resume changed the state"
+        assert backend.resume(list(state.tags)).changed, "resuming all tags by name did nothing"
 
-    def test_without_offload_level_1_is_refused(self, backend: Any) -> None:
-        """A backend that cannot keep contents says so before it drops any."""
-        self.need_not(backend, "supports_offload")
-        contents = self.populate(backend)
-        with pytest.raises(UnsupportedOperationError, match="supports_offload"):
-            backend.suspend(1)
-        self.check(contents)
-
+    @proves(Promise.UNDEFINED)
     @pytest.mark.parametrize("fill", [Fill.ZERO, Fill.POISON])
     def test_fill_after_discard(self, fill: Fill) -> None:
         """Memory whose contents are gone comes back filled as configured, to the last byte."""
@@ -101,6 +135,4 @@ class SelectiveTests(ContractFixtures):
             contents = self.populate(backend, "kv_cache")
             backend.suspend(1)
             backend.resume()
-            byte = POISON_BYTE if fill is Fill.POISON else 0
-            for memory, data in contents.items():
-                assert memory.read() == bytes([byte]) * len(data)
+            self.check_filled(contents, POISON_BYTE if fill is Fill.POISON else 0)
