@@ -62,12 +62,11 @@ class GraphTests(ContractFixtures):
     @proves(Promise.GRAPHS)
     def test_the_engine_rebuilds_what_does_not_survive(self, backend: Any) -> None:
         """Each ``preserves_...`` flag that is False has the engine rebuild, and no other."""
-        engine = FakeEngine()
+        engine, can = FakeEngine(), backend.capabilities
         self.populate(backend, "kv_cache")
         orchestrator = Orchestrator(backend, hooks=engine.hooks())
         orchestrator.sleep(1)
         orchestrator.wake_up()
-        can = backend.capabilities
         graphs = can.preserves_addresses and can.preserves_graphs_with_communicators
         rebuilt = engine.named()
         for hook, survived in (

@@ -15,7 +15,7 @@ from sleepbackends.testing.contract.fixtures import ContractFixtures
 from sleepbackends.testing.faults import hold_step
 from sleepbackends.testing.promises import Promise, proves
 
-_PATIENCE_S = 30.0
+PATIENCE_S = 30.0
 
 
 class RankTests(ContractFixtures):
@@ -56,10 +56,10 @@ class RankTests(ContractFixtures):
                 first = pool.submit(one.suspend, 1)
                 assert held.wait_until_entered(), "suspend did not call synchronize"
                 second = pool.submit(other.suspend, 1)
-                done, _ = concurrent.futures.wait([second], _PATIENCE_S)
+                done, _ = concurrent.futures.wait([second], PATIENCE_S)
                 assert done, "a suspend waited for that of another backend"
                 held.let_go()
-                assert first.result(_PATIENCE_S).changed
+                assert first.result(PATIENCE_S).changed
                 assert second.result(0).changed
 
     @proves(Promise.TRAVELS)

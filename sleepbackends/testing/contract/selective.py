@@ -119,7 +119,7 @@ class SelectiveTests(ContractFixtures):
     def test_without_selective_resume_some_tags_are_refused(self, backend: Any) -> None:
         """Calling what the flag denies is one error type, and nothing changes."""
         self.need_not(backend, "supports_selective_resume")
-        self.populate(backend)
+        self.populate(backend, "weights", "kv_cache")
         backend.suspend(self.keeping_level(backend))
         state = backend.state()
         with pytest.raises(UnsupportedOperationError, match="supports_selective_resume"):

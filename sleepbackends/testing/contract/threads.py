@@ -16,7 +16,7 @@ from sleepbackends.testing.promises import Promise, proves
 
 T = TypeVar("T")
 
-_AT_ONCE_S = 2.0
+AT_ONCE_S = 2.0
 _IN_THE_END_S = 60.0
 
 
@@ -107,8 +107,6 @@ class ThreadTests(ContractFixtures):
 
 
 def _soon(future: Future[T], promise: Promise, call: str) -> T:
-    done, _ = concurrent.futures.wait([future], _AT_ONCE_S)
-    promise.check(
-        done, f"{call} had not returned after {_AT_ONCE_S} s while a suspend was going on"
-    )
+    done, _ = concurrent.futures.wait([future], AT_ONCE_S)
+    promise.check(done, f"{call} had not returned after {AT_ONCE_S} s while a suspend was going on")
     return future.result(0)
