@@ -237,7 +237,7 @@ class AlwaysChanged(SimulatedBackend):
 
 class _MovingMemory(SimulatedMemory):
     @property
-    def address(self) -> int:  # type: ignore[override]  # the lie
+    def address(self) -> int:
         backend: Any = self._backend
         return self.at + int(backend.resumes) * (1 << 30)
 

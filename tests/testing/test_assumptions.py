@@ -17,8 +17,7 @@ pytest_plugins = ["pytester"]
 
 SUITE = """
     from sleepbackends.capabilities import Capabilities
-    from sleepbackends.settings import BackendSettings
-from sleepbackends.testing import BackendContractTests, SimulatedBackend, SimulatedOptions
+    from sleepbackends.testing import BackendContractTests, SimulatedBackend, SimulatedOptions
     from sleepbackends.testing.simulated import ALL
     from hypothesis import settings
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import pairwise
 
 import pytest
@@ -114,10 +116,10 @@ def test_a_held_call_waits_until_it_is_let_go(
 
 @pytest.mark.parametrize("tell", ["fail", "slow", "hold"])
 def test_a_call_that_there_is_not_is_refused(sleep_device: SimulatedDevice, tell: str) -> None:
-    told = {
+    told: dict[str, Callable[[], object]] = {
         "fail": lambda: sleep_device.fail("copy"),
         "slow": lambda: sleep_device.slow("copy", 1.0),
-        "hold": lambda: sleep_device.hold("copy").__enter__(),
+        "hold": lambda: ExitStack().enter_context(sleep_device.hold("copy")),
     }
     with pytest.raises(ValueError, match=r"no call 'copy'; known: \('map'"):
         told[tell]()
