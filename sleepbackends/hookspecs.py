@@ -40,6 +40,9 @@ class BackendSpec:
     auto_priority : int, optional
         Its rank when the configuration says ``backend = "auto"``; the highest available one
         wins. None keeps the backend out of that choice: it has to be asked for by name.
+    contract_tests : str, optional
+        ``"package.module:Class"`` of the contract suite for this backend, for
+        ``sleepbackends verify``; None takes the suite as it is.
     """
 
     name: str
@@ -48,6 +51,7 @@ class BackendSpec:
     options_model: str | None = None
     summary: str = ""
     auto_priority: int | None = None
+    contract_tests: str | None = None
 
 
 @hookspec

@@ -1,8 +1,12 @@
-"""Start a module of this package in another Python like this one."""
+"""Start a module of this package in another Python like this one, and read what it tells."""
 
 from __future__ import annotations
 
+import io
+import json
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from sleepbackends.errors import UnsupportedOperationError
 
@@ -38,3 +42,27 @@ def python_command(module: str, *arguments: str) -> list[str]:
         f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     )
     return [sys.executable, "-c", code, *arguments]
+
+
+class JsonLines:
+    """Reads a file of JSON lines that another process writes, as far as lines are whole.
+
+    Parameters
+    ----------
+    file : text file
+        Where to read.
+    take : callable
+        Is given each line's object.
+    """
+
+    def __init__(self, file: io.TextIOBase, take: Callable[[dict[str, Any]], None]) -> None:
+        self._file = file
+        self._take = take
+        self._rest = ""
+
+    def read(self) -> int:
+        """Take what has come since the last time, and tell how many lines that were."""
+        *lines, self._rest = (self._rest + self._file.read()).split("\n")
+        for line in lines:
+            self._take(json.loads(line))
+        return len(lines)

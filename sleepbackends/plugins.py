@@ -307,12 +307,13 @@ def _checked(spec: Any) -> BackendSpec:
             hint="return a list of BackendSpec objects",
         )
     fields: dict[str, Any] = vars(spec)
-    name, model = fields["name"], fields["options_model"]
+    name, model, tests = (fields[key] for key in ("name", "options_model", "contract_tests"))
     rules = {
         "name": (_matches(_NAME, name) and name != AUTO, f"{_NAME.pattern}, not {AUTO!r}"),
         "target": (_matches(_TARGET, fields["target"]), "'package.module:Class'"),
         "api_version": (_is_int(fields["api_version"]), "an integer"),
         "options_model": (model is None or _matches(_TARGET, model), "'package.module:Class'"),
+        "contract_tests": (tests is None or _matches(_TARGET, tests), "'package.module:Class'"),
         "summary": (isinstance(fields["summary"], str), "a string"),
         "auto_priority": (
             fields["auto_priority"] is None or _is_int(fields["auto_priority"]),

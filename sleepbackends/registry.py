@@ -186,7 +186,7 @@ class Registry:
             If it cannot work on this machine.
         """
         backend: Any = self.load_class(name)
-        checked = self._check_options(name, options)
+        checked = self.check_options(name, options)
         available = self.probe(name)
         if not available:
             raise BackendUnavailableError(
@@ -207,7 +207,37 @@ class Registry:
         _check_capabilities(registered, instance)
         return instance
 
-    def _check_options(self, name: str, options: Mapping[str, Any]) -> BaseModel | None:
+    def contract_tests(self, name: str) -> type[Any] | None:
+        """Import the class of the contract suite that a backend brings; None if it brings none.
+
+        Raises
+        ------
+        UnknownBackendError
+            If nobody offers the backend.
+        PluginError
+            If it cannot be imported or is not a class.
+        """
+        registered = self.get(name)
+        target = registered.spec.contract_tests
+        if target is None:
+            return None
+        tests = _import(registered, target)
+        if not inspect.isclass(tests):
+            raise _broken(registered, f"{target} is {reprlib.repr(tests)}, not a class")
+        return tests
+
+    def check_options(self, name: str, options: Mapping[str, Any]) -> BaseModel | None:
+        """Check options by the backend's own model; None if it has none.
+
+        Raises
+        ------
+        UnknownBackendError
+            If nobody offers the backend.
+        PluginError
+            If its model cannot be used.
+        InvalidOptionsError
+            If an option is unknown or wrong.
+        """
         model = self.options_model(name)
         if model is None:
             if options:

@@ -33,8 +33,8 @@ LAYERS = [
     {"orchestrator"},
     {"aio", "calls", "metrics"},
     {"server"},
-    {"testing"},
-    {"examples", "demo", "bench"},
+    {"testing", "pages"},
+    {"examples", "demo", "bench", "verify", "scaffold"},
     {"cli"},
     {"adapters"},
 ]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.resources import files
 from statistics import median
 from typing import Any
-from xml.etree.ElementTree import Element, SubElement, tostring
+from xml.etree.ElementTree import Element, SubElement
 
 from sleepbackends.bench.charts import Bar, Group, Line, bar_chart, line_chart
 from sleepbackends.bench.rows import (
@@ -28,29 +27,17 @@ from sleepbackends.bench.rows import (
     workloads,
 )
 from sleepbackends.bench.tables import ratio_text, seconds_text, workload_title
+from sleepbackends.pages.parts import Cells, Page, add_section, add_table
 
 _LABELS = {PLAIN_COPY: "plain copy", "tms_retain": "tms, retained"}
-
-Cells = Sequence[Sequence[str]]
-"""The rows of a table, the head first."""
 
 
 def page(result: Mapping[str, Any]) -> str:
     """Return a page that can be read on its own, from what was written to the JSON file."""
     rows = [Row(**row) for row in result["rows"]]
     machine = result["machine"]
-    html = Element("html", {"lang": "en"})
-    head = SubElement(html, "head")
-    SubElement(head, "meta", {"charset": "utf-8"})
-    view = {"name": "viewport", "content": "width=device-width, initial-scale=1"}
-    SubElement(head, "meta", view)
-    SubElement(head, "meta", {"name": "color-scheme", "content": "light dark"})
-    SubElement(head, "title").text = "Suspend and resume, measured"
-    style = files("sleepbackends.bench").joinpath("page.css").read_text(encoding="utf-8")
-    SubElement(head, "style").text = style
-    main = SubElement(SubElement(html, "body"), "main")
-    SubElement(main, "h1").text = "Suspend and resume, measured"
-    SubElement(main, "p", {"class": "lead"}).text = _lead(machine, rows)
+    report = Page("Suspend and resume, measured", _lead(machine, rows))
+    main = report.main
     if any(row.devices == BOTH_DEVICES for row in rows):
         _two_devices(main, rows)
     else:
@@ -58,11 +45,11 @@ def page(result: Mapping[str, Any]) -> str:
         for number, (workload, of_it) in enumerate(workloads(rows)):
             _workload(main, f"workload-{number}", workload, of_it, rows)
     _cases(main, rows)
-    _table(_section(main, "Machine and versions"), [("", ""), *_facts(machine)], "facts")
+    add_table(add_section(main, "Machine and versions"), [("", ""), *_facts(machine)], "facts")
     if result.get("skipped"):
-        section = _section(main, "Not measured, or not to the end")
-        _table(section, [("what", "why"), *result["skipped"].items()], "facts")
-    return "<!doctype html>\n" + tostring(html, encoding="unicode", method="html") + "\n"
+        section = add_section(main, "Not measured, or not to the end")
+        add_table(section, [("what", "why"), *result["skipped"].items()], "facts")
+    return report.text()
 
 
 def _lead(machine: Mapping[str, Any], rows: Sequence[Row]) -> str:
@@ -81,7 +68,7 @@ def _workload(
     main: Element, name: str, workload: Workload, rows: Sequence[Row], all_rows: Sequence[Row]
 ) -> None:
     title = workload_title(workload)
-    section = _section(main, title[0].upper() + title[1:])
+    section = add_section(main, title[0].upper() + title[1:])
     plain = chosen(all_rows, peer=PLAIN_COPY, weights_gib=workload.weights_gib)
     groups = []
     head = ("case", "allocator", "median s", "times ours", "least s", "most s", "rows")
@@ -159,7 +146,7 @@ def _against_bytes(main: Element, rows: Sequence[Row]) -> None:
         of_size = chosen(ours_and_peers, tensor_mib=size, fill="none")
         if len({row.weights_gib for row in of_size}) < 2:
             continue
-        section = _section(main, f"Time against bytes, tensors of {size:g} MiB")
+        section = add_section(main, f"Time against bytes, tensors of {size:g} MiB")
         for case in (*DOWN, *UP):
             lines = list(_lines(case, of_size, rows))
             if not lines:
@@ -191,7 +178,7 @@ def _lines(case: str, of_size: Sequence[Row], rows: Sequence[Row]) -> Iterator[L
 
 
 def _two_devices(main: Element, rows: Sequence[Row]) -> None:
-    section = _section(main, "Two devices")
+    section = add_section(main, "Two devices")
     groups = []
     cells = [("what", "one device, s", "both at once, s", "aggregate of both links")]
     for row, one, both in two_devices(rows):
@@ -219,17 +206,11 @@ def _cases(main: Element, rows: Sequence[Row]) -> None:
     measured = {row.case for row in rows}
     meanings = [(case, MEANINGS[case]) for case in CASES if case in measured]
     if meanings:
-        _table(_section(main, "Cases"), [("case", "what is measured"), *meanings], "facts")
+        add_table(add_section(main, "Cases"), [("case", "what is measured"), *meanings], "facts")
 
 
 def _facts(machine: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(name.replace("_", " "), str(value)) for name, value in machine.items()]
-
-
-def _section(main: Element, title: str) -> Element:
-    section = SubElement(main, "section")
-    SubElement(section, "h2").text = title
-    return section
 
 
 def _figure(section: Element, chart: Element, caption: str, cells: Cells) -> None:
@@ -238,20 +219,4 @@ def _figure(section: Element, chart: Element, caption: str, cells: Cells) -> Non
     SubElement(figure, "div", {"class": "scroll", "tabindex": "0"}).append(chart)
     details = SubElement(figure, "details")
     SubElement(details, "summary").text = "The figures as a table"
-    _table(details, cells, "numbers")
-
-
-def _table(parent: Element, cells: Cells, name: str) -> None:
-    around = SubElement(parent, "div", {"class": "scroll", "tabindex": "0"})
-    table = SubElement(around, "table", {"class": name})
-    head, *body = cells
-    if any(head):
-        row = SubElement(SubElement(table, "thead"), "tr")
-        for cell in head:
-            SubElement(row, "th", {"scope": "col"}).text = cell
-    of_body = SubElement(table, "tbody")
-    for first, *rest in body:
-        row = SubElement(of_body, "tr")
-        SubElement(row, "th", {"scope": "row"}).text = first
-        for cell in rest:
-            SubElement(row, "td").text = cell
+    add_table(details, cells, "numbers")

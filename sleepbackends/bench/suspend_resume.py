@@ -7,8 +7,6 @@ drops.
 
 from __future__ import annotations
 
-import io
-import json
 import subprocess
 import tempfile
 import time
@@ -22,7 +20,7 @@ from sleepbackends.bench.request import DESCRIBE, Request, Spec
 from sleepbackends.bench.rows import OURS, PLAIN_COPY, Row, link_rates
 from sleepbackends.cumem.backend import CumemBackend
 from sleepbackends.errors import BackendUnavailableError, RequestError
-from sleepbackends.interpreter import python_command
+from sleepbackends.interpreter import JsonLines, python_command
 
 GIB = 1 << 30
 
@@ -153,7 +151,7 @@ def run(spec: Spec, timeout_s: float, take: Callable[[dict[str, Any]], None]) ->
         path, errors = Path(scratch) / "rows", Path(scratch) / "errors"
         path.touch()
         with path.open() as file, errors.open("wb") as error_file:
-            rows = _Rows(file, take)
+            rows = JsonLines(file, take)
             process = subprocess.Popen(  # noqa: S603 - runs a module beside this one
                 python_command("sleepbackends.bench.workload", spec.to_json(), str(path)),
                 stdin=subprocess.DEVNULL,
@@ -174,7 +172,9 @@ def run(spec: Spec, timeout_s: float, take: Callable[[dict[str, Any]], None]) ->
     return ""
 
 
-def _wait(process: subprocess.Popen[bytes], deadline: float, meanwhile: Callable[[], None]) -> bool:
+def _wait(
+    process: subprocess.Popen[bytes], deadline: float, meanwhile: Callable[[], object]
+) -> bool:
     while time.monotonic() < deadline:
         try:
             process.wait(POLL_S)
@@ -183,17 +183,3 @@ def _wait(process: subprocess.Popen[bytes], deadline: float, meanwhile: Callable
         else:
             return True
     return False
-
-
-class _Rows:
-    """Reads a file that grows, by whole lines."""
-
-    def __init__(self, file: io.TextIOBase, take: Callable[[dict[str, Any]], None]) -> None:
-        self._file = file
-        self._take = take
-        self._rest = ""
-
-    def read(self) -> None:
-        *lines, self._rest = (self._rest + self._file.read()).split("\n")
-        for line in lines:
-            self._take(json.loads(line))

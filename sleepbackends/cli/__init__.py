@@ -15,6 +15,7 @@ from sleepbackends.cli.doctor import examine_machine
 from sleepbackends.cli.host_copies import show_host_copies
 from sleepbackends.cli.output import report_error
 from sleepbackends.cli.serve import serve
+from sleepbackends.cli.verify import verify_backend
 from sleepbackends.errors import SleepBackendsError
 
 
@@ -59,6 +60,7 @@ app.command("demo")(run_demo)
 app.command("bench")(run_benchmark)
 app.command("host-copies")(show_host_copies)
 app.command("serve")(serve)
+app.command("verify")(verify_backend)
 
 
 def main() -> None:

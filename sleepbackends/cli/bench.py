@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -12,8 +11,7 @@ import typer
 
 from sleepbackends.bench.request import Request
 from sleepbackends.cli.bench_screen import BenchScreen
-from sleepbackends.cli.output import console
-from sleepbackends.errors import RequestError
+from sleepbackends.cli.output import console, prepare_file
 
 
 class Allocator(str, Enum):
@@ -89,7 +87,7 @@ def run_benchmark(
         vllm_version=vllm_version,
     )
     for path in filter(None, (out, markdown, html)):
-        _prepare(path)
+        prepare_file(path)
     with BenchScreen() as screen:
         result = measure(request, screen)
     tables = tables_of(result)
@@ -106,17 +104,3 @@ def run_benchmark(
         typer.echo(tables, nl=False)
     if has_failed(result):
         raise typer.Exit(1)
-
-
-def _prepare(path: Path) -> None:
-    """See that a file can be written before hours are spent on what goes into it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = f"{error.strerror}: {error.filename}"
-    else:
-        place = path if path.exists() else path.parent
-        if not path.is_dir() and os.access(place, os.W_OK):
-            return
-        reason = "it is a folder" if path.is_dir() else "this user may not"
-    raise RequestError(f"{path} cannot be written: {reason}", hint="name another file")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +13,7 @@ from rich.console import Console
 from rich.filesize import pick_unit_and_suffix
 from rich.text import Text
 
-from sleepbackends.errors import SleepBackendsError
+from sleepbackends.errors import RequestError, SleepBackendsError
 
 _JSON_KEY = "sleepbackends.cli.json"
 _UNITS = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"]
@@ -72,6 +74,26 @@ def report_error(error: SleepBackendsError, meta: Mapping[str, Any]) -> None:
     if error.hint:
         line.append(f" ({' '.join(error.hint.split())})", style="dim")
     console(stderr=True).print(line, soft_wrap=True)
+
+
+def prepare_file(path: Path) -> None:
+    """See that a file can be written before hours are spent on what goes into it.
+
+    Raises
+    ------
+    RequestError
+        If it cannot.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"{error.strerror}: {error.filename}"
+    else:
+        place = path if path.exists() else path.parent
+        if not path.is_dir() and os.access(place, os.W_OK):
+            return
+        reason = "it is a folder" if path.is_dir() else "this user may not"
+    raise RequestError(f"{path} cannot be written: {reason}", hint="name another file")
 
 
 def _plain(value: object) -> object:

@@ -19,5 +19,6 @@ def sleepbackends_register_backends() -> Iterable[BackendSpec]:
             options_model="sleepbackends.cumem.options:CumemOptions",
             summary="CUDA virtual memory, saved to pinned host memory.",
             auto_priority=100,
+            contract_tests="sleepbackends.verify.builtin:CumemTests",
         )
     ]

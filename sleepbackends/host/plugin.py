@@ -19,5 +19,6 @@ def sleepbackends_register_backends() -> Iterable[BackendSpec]:
             options_model="sleepbackends.host.options:HostOptions",
             summary="memory of this process, saved to a file; needs no accelerator",
             auto_priority=0,
+            contract_tests="sleepbackends.verify.builtin:HostTests",
         )
     ]

@@ -1,0 +1,1 @@
+"""What ``sleepbackends verify`` does, apart from its screen: the contract suite on this machine."""

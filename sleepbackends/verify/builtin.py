@@ -1,0 +1,47 @@
+"""The contract suite for the backends of this package."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sleepbackends.testing.installed import InstalledBackendTests
+from sleepbackends.testing.memory import ObservedMemory
+
+
+class HostTests(InstalledBackendTests):
+    """The suite over memory of this process."""
+
+    backend_name = "host"
+
+    def used_bytes(self, backend: Any) -> int:
+        """Return what the kernel says this process holds without a file behind it.
+
+        Unlike the resident set, this does not move when others map the same libraries.
+        """
+        text = Path("/proc/self/smaps_rollup").read_text(encoding="ascii")
+        return 1024 * int(re.findall(r"^Anonymous:\s+(\d+) kB$", text, flags=re.MULTILINE)[0])
+
+
+class CumemTests(InstalledBackendTests):
+    """The suite over CUDA virtual memory."""
+
+    backend_name = "cumem"
+    # Every allocation is a block of its own, as the suite counts them.
+    options = {"share_below_bytes": 0}  # noqa: RUF012 - declared as a class variable by the base
+
+    def allocate(self, backend: Any, tag: str, size_bytes: int) -> ObservedMemory:
+        """Allocate raw memory, which has no owner that goes out of scope."""
+        memory = super().allocate(backend, tag, size_bytes)
+        self.__dict__.setdefault("_allocated", []).append(memory)
+        return memory
+
+    @pytest.fixture(autouse=True)
+    def _give_back_memory(self) -> Iterator[None]:
+        yield
+        for memory in self.__dict__.get("_allocated", []):
+            memory.free()
