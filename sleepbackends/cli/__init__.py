@@ -13,6 +13,7 @@ from sleepbackends.cli.bench import run_benchmark
 from sleepbackends.cli.demo import run_demo
 from sleepbackends.cli.doctor import examine_machine
 from sleepbackends.cli.host_copies import show_host_copies
+from sleepbackends.cli.new import new_package
 from sleepbackends.cli.output import report_error
 from sleepbackends.cli.serve import serve
 from sleepbackends.cli.verify import verify_backend
@@ -61,6 +62,7 @@ app.command("bench")(run_benchmark)
 app.command("host-copies")(show_host_copies)
 app.command("serve")(serve)
 app.command("verify")(verify_backend)
+app.command("new")(new_package)
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sleepbackends.testing.device import HeldCall, InjectedFault, SimulatedDevice
     from sleepbackends.testing.engine import FakeEngine
     from sleepbackends.testing.faults import FaultInjector, hold_step
+    from sleepbackends.testing.installed import InstalledBackendTests
     from sleepbackends.testing.memory import BufferMemory, ObservedMemory, RecordingMemory
     from sleepbackends.testing.promises import SUITE_VERSION, BrokenPromise, Promise
     from sleepbackends.testing.simulated import SimulatedBackend, SimulatedOptions
@@ -39,6 +40,7 @@ __all__ = [
     "GraphTests",
     "HeldCall",
     "InjectedFault",
+    "InstalledBackendTests",
     "LifecycleTests",
     "ObservedMemory",
     "OffloadTests",
@@ -69,6 +71,7 @@ _MODULES = {
     "GraphTests": "contract.graphs",
     "HeldCall": "device",
     "InjectedFault": "device",
+    "InstalledBackendTests": "installed",
     "LifecycleTests": "contract.lifecycle",
     "ObservedMemory": "memory",
     "OffloadTests": "contract.offload",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -32,7 +32,7 @@ class CumemTests(InstalledBackendTests):
 
     backend_name = "cumem"
     # Every allocation is a block of its own, as the suite counts them.
-    options = {"share_below_bytes": 0}  # noqa: RUF012 - declared as a class variable by the base
+    options: ClassVar[Mapping[str, Any]] = {"share_below_bytes": 0}
 
     def allocate(self, backend: Any, tag: str, size_bytes: int) -> ObservedMemory:
         """Allocate raw memory, which has no owner that goes out of scope."""
