@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sleepbackends.availability import Availability
 from sleepbackends.capabilities import Capabilities
 from sleepbackends.control import Control, Progress
+from sleepbackends.deprecation import Renamed, warn_deprecated
 from sleepbackends.engine import EngineHooks
 from sleepbackends.engine_state import EngineReport, EngineState, Status
 from sleepbackends.errors import (
@@ -182,8 +183,19 @@ _LAZY = {
     "load_config": "config",
 }
 
+_RENAMED: dict[str, Renamed] = {}
+"""Public names of earlier releases, which still work and warn."""
+
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        renamed = _RENAMED[name]
+        warn_deprecated(
+            f"{__name__}.{name}",
+            instead=f"it is called {renamed.to} since {renamed.since}",
+            removed_in=renamed.removed_in,
+        )
+        return __getattr__(renamed.to) if renamed.to in _LAZY else globals()[renamed.to]
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -25,6 +25,10 @@ from sleepbackends.state import BackendState
 API_VERSION = 1
 """The version of this contract. A backend states the version it was written for."""
 
+OLDEST_API_VERSION = 1
+"""The oldest version that a backend may still be written for; before ``API_VERSION``, it is used
+with a warning."""
+
 
 class SleepModeBackend(Protocol):
     """Releases memory by tag and takes it again.

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from sleepbackends.availability import Availability
 from sleepbackends.capabilities import Capabilities
 from sleepbackends.config import did_you_mean, problems
+from sleepbackends.deprecation import warn_deprecated
 from sleepbackends.errors import (
     BackendUnavailableError,
     IncompatibleBackendError,
@@ -33,7 +34,7 @@ from sleepbackends.plugins import (
     RegisteredBackend,
     load_plugins,
 )
-from sleepbackends.protocol import API_VERSION, SleepModeBackend
+from sleepbackends.protocol import API_VERSION, OLDEST_API_VERSION, SleepModeBackend
 from sleepbackends.settings import BackendSettings
 
 _VERBS = ("suspend", "resume", "discard", "state", "mark_valid", "close")
@@ -105,6 +106,13 @@ class Registry:
         if not inspect.isclass(backend):
             raise _broken(registered, f"{target} is {reprlib.repr(backend)}, not a class")
         _check_contract(registered, backend)
+        if registered.spec.api_version < API_VERSION:
+            warn_deprecated(
+                f"version {registered.spec.api_version} of the contract, which the backend "
+                f"{name!r} of {registered.source} was written for,",
+                instead=f"update {registered.source.distribution} to one for {API_VERSION}",
+                removed_in="a release to come",
+            )
         return cast("type[SleepModeBackend]", backend)
 
     def options_model(self, name: str) -> type[BaseModel] | None:
@@ -268,7 +276,7 @@ def _broken(registered: RegisteredBackend, what: str) -> PluginError:
 
 
 def _check_version(registered: RegisteredBackend, version: object) -> None:
-    if version != API_VERSION:
+    if not (isinstance(version, int) and OLDEST_API_VERSION <= version <= API_VERSION):
         older = isinstance(version, int) and version < API_VERSION
         source = registered.source
         raise IncompatibleBackendError(

@@ -19,7 +19,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # Who may import whom: a module may import from its own layer and from those above it in
 # this list; folders not named here belong to the last layer.
 LAYERS = [
-    {"errors", "availability", "capabilities"},
+    {"errors", "availability", "capabilities", "deprecation"},
     {"policies", "residency", "state", "control"},
     {"ledger", "lock", "reports", "mechanism", "settings", "protocol", "transactions", "failures"},
     {"base", "engine", "hookspecs", "host_limits", "interpreter", "leases"},

@@ -17,7 +17,7 @@ from sleepbackends.errors import (
     SleepBackendsError,
     UnknownTagError,
 )
-from sleepbackends.protocol import API_VERSION
+from sleepbackends.protocol import API_VERSION, OLDEST_API_VERSION
 from sleepbackends.residency import Residency
 from sleepbackends.testing.contract.fixtures import SIZES, ContractFixtures, policies
 from sleepbackends.testing.promises import Promise, proves
@@ -33,7 +33,8 @@ class LifecycleTests(ContractFixtures):
     def test_identity_and_probe(self, backend: Any) -> None:
         """The backend says who it is, what it can do and whether it can work here."""
         assert backend.name
-        assert backend.api_version == API_VERSION
+        version = backend.api_version
+        assert OLDEST_API_VERSION <= version <= API_VERSION, f"its contract is version {version}"
         assert isinstance(backend.capabilities, Capabilities)
         answer = type(backend).probe()
         assert isinstance(answer, Availability)
