@@ -7,6 +7,8 @@ EXTRAS ?= dev
 # The versions CI uses. `make test CONSTRAINTS=` takes what pip finds.
 CONSTRAINTS ?= constraints.txt
 
+EXAMPLES := $(addprefix examples/sleepbackends-,limited memfd zstd)
+
 .PHONY: demo test install lint types docs unit packaging release sbom bench clean
 
 demo: install
@@ -16,11 +18,11 @@ test: install lint types docs unit
 
 install: $(VENV)/installed
 
-$(VENV)/installed: pyproject.toml $(CONSTRAINTS) examples/sleepbackends-zstd/pyproject.toml
+$(VENV)/installed: pyproject.toml $(CONSTRAINTS) $(addsuffix /pyproject.toml,$(EXAMPLES))
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet $(addprefix --constraint ,$(CONSTRAINTS)) \
-		--editable '.[$(EXTRAS)]' --editable examples/sleepbackends-zstd
+		--editable '.[$(EXTRAS)]' $(addprefix --editable ,$(EXAMPLES))
 	touch $@
 
 lint: install
@@ -29,7 +31,7 @@ lint: install
 
 types: install
 	$(BIN)/mypy
-	$(BIN)/mypy examples/sleepbackends-zstd
+	set -e; for example in $(EXAMPLES); do $(BIN)/mypy $$example; done
 
 # The site, in build/site. Strict: a warning, a dead link or a page left out of the menu fails it.
 docs: install
@@ -37,7 +39,7 @@ docs: install
 
 unit: install
 	$(BIN)/python -m pytest
-	$(BIN)/python -m pytest examples/sleepbackends-zstd
+	set -e; for example in $(EXAMPLES); do $(BIN)/python -m pytest $$example; done
 
 # Slow: every Python that this machine has, every extra, pipx.
 packaging: install

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from typer.testing import CliRunner
 
+from sleepbackends.cli import app
 from sleepbackends.testing import Promise
 
 COMMAND = Path(sysconfig.get_path("scripts")) / "sleepbackends"
@@ -175,14 +178,26 @@ def test_a_backend_that_cannot_work_here_is_not_tried(acme: Path) -> None:
         (["host", "--option", "threads"], "'threads' is not KEY=VALUE"),
         (["host", "--part", "everything"], "no part everything (its parts are lifecycle, "),
         (["host", "--html", "/proc/x/y.html"], "cannot be written"),
-        (["acme-testless"], "acme_backends:Missing"),
     ],
 )
-def test_what_cannot_be_tried_like_this(acme: Path, arguments: list[str], said: str) -> None:
-    done = run(acme, *arguments)
-    assert done.returncode == 2
+def test_what_cannot_be_tried_like_this(arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, ["verify", *arguments])
+    assert done.exit_code == 2
     assert said in done.stderr
+
+
+def test_tests_of_a_backend_that_cannot_be_found(acme: Path) -> None:
+    done = run(acme, "acme-testless")
+    assert done.returncode == 2
+    assert "acme_backends:Missing" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_without_the_extra_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sleepbackends.verify.running", None)
+    done = CliRunner().invoke(app, ["verify", "host"])
+    assert done.exit_code == 2
+    assert "pip install 'sleepbackends[testing]'" in done.stderr
 
 
 def test_options_reach_the_backend(acme: Path) -> None:

@@ -1,0 +1,1 @@
+"""A sleep-mode backend that wraps any other, limits it, and counts what it does."""
