@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 
+__all__ = ["SleepBackendsDeprecationWarning"]
+
 
 class SleepBackendsDeprecationWarning(DeprecationWarning):
     """Something of this package is used that a coming release will not have."""

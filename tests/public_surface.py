@@ -19,39 +19,27 @@ from typing import Any
 import typer.main
 from pydantic import BaseModel
 
+from mkdocs_hooks import public_modules
+
 FROZEN = Path(__file__).with_suffix(".txt")
 
-PACKAGES = ("sleepbackends", "sleepbackends.testing")
-"""Packages whose ``__all__`` is public."""
+FIXTURES = "sleepbackends.testing.pytest_plugin"
+"""The pytest plugin, whose fixtures are public."""
 
-MODULES = ("sleepbackends.hostmemory.driver", "sleepbackends.testing.pytest_plugin")
-"""Modules of which every name without an underscore is public."""
-
-NAMES = (
-    "sleepbackends.cumem.options:CumemOptions",
-    "sleepbackends.deprecation:SleepBackendsDeprecationWarning",
-    "sleepbackends.host.options:HostOptions",
-    "sleepbackends.hookspecs:sleepbackends_register_backends",
-    "sleepbackends.hostmemory.backend:HostMemoryBackend",
-)
-"""What else third parties may build on, or set."""
+HOOKS = "sleepbackends.hookspecs"
+"""What plugins may implement."""
 
 
 def public() -> dict[str, Any]:
-    """Return everything public, by its dotted path."""
+    """Return everything public, by its dotted path: what modules name in ``__all__``, and more."""
     found: dict[str, Any] = {}
-    for name in PACKAGES:
-        package = importlib.import_module(name)
-        exported = [each for each in package.__all__ if each != "__version__"]
-        found |= {f"{name}.{each}": getattr(package, each) for each in exported}
-    for name in MODULES:
+    for name, exported in public_modules().items():
         module = importlib.import_module(name)
-        for each, value in vars(module).items():
-            if not each.startswith("_") and (_is_fixture(value) or _is_from(value, name)):
-                found[f"{name}.{each}"] = value
-    for target in NAMES:
-        name, _, each = target.partition(":")
-        found[f"{name}.{each}"] = getattr(importlib.import_module(name), each)
+        found |= {f"{name}.{each}": getattr(module, each) for each in exported}
+    for name, is_public in ((FIXTURES, _is_public_fixture), (HOOKS, _is_hook)):
+        members = vars(importlib.import_module(name)).items()
+        found |= {f"{name}.{each}": value for each, value in members if is_public(each, value)}
+    found.pop("sleepbackends.__version__")
     return dict(sorted(found.items()))
 
 
@@ -82,8 +70,12 @@ def _is_fixture(value: Any) -> bool:
     return type(value).__module__.startswith("_pytest") or hasattr(value, "_pytestfixturefunction")
 
 
-def _is_from(value: Any, module: str) -> bool:
-    return getattr(value, "__module__", None) == module
+def _is_public_fixture(name: str, value: Any) -> bool:
+    return not name.startswith("_") and _is_fixture(value)
+
+
+def _is_hook(name: str, value: Any) -> bool:
+    return name.startswith("sleepbackends_") and callable(value)
 
 
 def _class(path: str, cls: type[Any], classes: set[type[Any]]) -> Iterator[str]:

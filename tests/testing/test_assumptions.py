@@ -8,7 +8,22 @@ from typing import Any, cast
 import pytest
 
 from sleepbackends.settings import BackendSettings
-from sleepbackends.testing import BackendContractTests, BrokenPromise, Promise, SimulatedBackend
+from sleepbackends.testing import (
+    BackendContractTests,
+    BrokenPromise,
+    FaultTests,
+    GraphTests,
+    InstalledBackendTests,
+    LifecycleTests,
+    OffloadTests,
+    Promise,
+    RandomSequenceTests,
+    RankTests,
+    SelectiveTests,
+    SimulatedBackend,
+    StagingTests,
+    ThreadTests,
+)
 from sleepbackends.testing.contract.fixtures import ASSUMPTIONS, ContractFixtures
 from sleepbackends.testing.promises import SUITE_VERSION, proves
 from sleepbackends.testing.suite import MIXINS
@@ -95,6 +110,23 @@ def test_and_runs_for_whoever_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Later, "suite_version", SUITE_VERSION + 1)
     with pytest.raises(BrokenPromise, match=r"broken promise \[flags\].*\n.*seen: new"):
         Later().test_something_new()
+
+
+def test_the_parts_are_public_and_make_up_the_whole() -> None:
+    parts = [
+        LifecycleTests,
+        OffloadTests,
+        SelectiveTests,
+        StagingTests,
+        FaultTests,
+        ThreadTests,
+        GraphTests,
+        RankTests,
+        RandomSequenceTests,
+    ]
+    assert list(MIXINS.values()) == parts
+    assert list(BackendContractTests.__bases__) == parts
+    assert issubclass(InstalledBackendTests, BackendContractTests)
 
 
 def test_no_test_is_newer_than_the_suite() -> None:

@@ -11,6 +11,7 @@ import pytest
 from sleepbackends import DeviceMemoryError, MechanismError, Residency
 from sleepbackends.settings import BackendSettings
 from sleepbackends.testing import (
+    HeldCall,
     InjectedFault,
     SimulatedBackend,
     SimulatedDevice,
@@ -107,6 +108,7 @@ def test_a_held_call_waits_until_it_is_let_go(
     allocate(sleep_backend, "weights")
     with ThreadPoolExecutor(1) as pool, sleep_device.hold("unmap") as held:
         running = pool.submit(sleep_backend.suspend, 1)
+        assert isinstance(held, HeldCall)
         assert held.wait_until_entered()
         assert residency(sleep_backend, "weights") is Residency.RESIDENT
         assert not running.done()

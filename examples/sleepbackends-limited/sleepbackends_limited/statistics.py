@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from sleepbackends.reports import TransitionReport
+from sleepbackends import TransitionReport
 
 
 @dataclass(frozen=True)
