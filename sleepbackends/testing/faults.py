@@ -35,7 +35,7 @@ def steps_of(backend: Any) -> Any:
 def hold_step(backend: Any, step: str) -> Iterator[HeldCall]:
     """Make a step of a backend's mechanism wait until it is let go, or the block ends."""
     steps, held = steps_of(backend), HeldCall()
-    real = getattr(steps, step)
+    real, before = getattr(steps, step), vars(steps).get(step)
 
     def call(*args: Any) -> Any:
         held.enter()
@@ -45,8 +45,16 @@ def hold_step(backend: Any, step: str) -> Iterator[HeldCall]:
     try:
         yield held
     finally:
-        delattr(steps, step)
+        _put_back(steps, step, before)
         held.let_go()
+
+
+def _put_back(steps: Any, step: str, before: Any) -> None:
+    """Undo the replacement of a step, which somebody else may have replaced before."""
+    if before is None:
+        delattr(steps, step)
+    else:
+        setattr(steps, step, before)
 
 
 class FaultInjector:
@@ -86,8 +94,10 @@ class FaultInjector:
         self.make_error = make_error
         self.calls: Counter[str] = Counter()
         self.fired = 0
+        self._before: dict[str, Any] = {}
 
     def __enter__(self) -> FaultInjector:
+        self._before = {step: vars(self.backend).get(step) for step in STEPS}
         for step in STEPS:
             wrap = self._iterating if step in ITERATOR_STEPS else self._calling
             setattr(self.backend, step, wrap(step, getattr(self.backend, step)))
@@ -100,7 +110,7 @@ class FaultInjector:
         traceback: TracebackType | None,
     ) -> None:
         for step in STEPS:
-            delattr(self.backend, step)
+            _put_back(self.backend, step, self._before[step])
 
     def _count(self, step: str) -> None:
         call = self.calls[step]

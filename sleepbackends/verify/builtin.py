@@ -40,6 +40,13 @@ class CumemTests(InstalledBackendTests):
         self.__dict__.setdefault("_allocated", []).append(memory)
         return memory
 
+    def used_bytes(self, backend: Any) -> int:
+        """Return what the driver says is used of the device; nobody else should use it now."""
+        import torch
+
+        free, total = torch.cuda.mem_get_info()
+        return int(total - free)
+
     @pytest.fixture(autouse=True)
     def _give_back_memory(self) -> Iterator[None]:
         yield

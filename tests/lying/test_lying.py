@@ -243,7 +243,7 @@ class LiarTests(BackendContractTests):
         return int(backend.mapped_bytes)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait less for those who keep others waiting."""
     monkeypatch.setattr(ranks, "PATIENCE_S", 0.5)
@@ -263,6 +263,7 @@ def run(pytester: pytest.Pytester, backend: type[SimulatedBackend], test: str) -
     return pytester.inline_run("-p", "no:cacheprovider", f"{path}::Test::{test}")
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: f"{lie.backend.__name__}-{lie.test}")
 def test_a_lie_is_found_and_named(pytester: pytest.Pytester, lie: Lie) -> None:
     result = run(pytester, lie.backend, lie.test)

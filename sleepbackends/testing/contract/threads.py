@@ -16,7 +16,7 @@ from sleepbackends.testing.promises import Promise, proves
 
 T = TypeVar("T")
 
-AT_ONCE_S = 2.0
+AT_ONCE_S = 5.0
 _IN_THE_END_S = 60.0
 
 

@@ -1,0 +1,23 @@
+"""``sleepbackends verify cumem`` on the GPU, as its user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sysconfig
+from pathlib import Path
+
+
+def test_cumem_keeps_its_promises(tmp_path: Path) -> None:
+    command = Path(sysconfig.get_path("scripts")) / "sleepbackends"
+    out = tmp_path / "report.json"
+    done = subprocess.run(
+        [command, "verify", "cumem", "--sequences", "20", "--out", out],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(out.read_text())
+    tried = {key for key, each in report["promises"].items() if each["outcome"] == "passed"}
+    assert {"bit-exact", "gives-back", "addresses", "staging", "never-half-awake"} <= tried
