@@ -44,23 +44,27 @@ class Sharing:
         self._wanted = threading.Event()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
 
     def wake(self) -> None:
         """Look for chunks that are not shared yet, soon."""
-        if self._stopped.is_set():
-            return
-        self._wanted.set()
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, name="sleepbackends-share", daemon=True
-            )
-            # At exit the thread must have left the driver before the driver goes.
-            atexit.register(self.stop)
-            self._thread.start()
+        with self._starting:
+            if self._stopped.is_set():
+                return
+            self._wanted.set()
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="sleepbackends-share", daemon=True
+                )
+                # At exit the thread must have left the driver before the driver goes.
+                atexit.register(self.stop)
+                self._thread.start()
 
     def stop(self) -> None:
         """End the thread, once it is done with its chunk; repeating the call does nothing."""
-        self._stopped.set()
+        # A staging that ends meanwhile may be about to start the thread.
+        with self._starting:
+            self._stopped.set()
         self._wanted.set()
         if self._thread is not None:
             self._thread.join()

@@ -286,7 +286,6 @@ def test_an_honest_backend_passes(pytester: pytest.Pytester, test: str) -> None:
         steps.ForgetsInRestore,
         steps.LosesTheLastPage,
         steps.LeavesStaleBytes,
-        steps.SwapsBlocks,
         verbs.NeverBumpsTheEpoch,
         verbs.AlwaysChanged,
     ],

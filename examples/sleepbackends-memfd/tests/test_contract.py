@@ -9,4 +9,4 @@ from sleepbackends_memfd.contract import MemfdTests
 
 class TestMemfd(MemfdTests):
     # Verification tries more of them.
-    random_settings = settings(MemfdTests.random_settings, max_examples=50)
+    random_settings = settings(MemfdTests.random_settings, max_examples=25)
