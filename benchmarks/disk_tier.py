@@ -25,10 +25,10 @@ from pathlib import Path
 
 from sleepbackends.cumem.backend import CumemBackend
 from sleepbackends.cumem.options import CumemOptions
-from sleepbackends.cumem.region import CudaMemory
 from sleepbackends.hostmemory.directory import choose_directory
 from sleepbackends.hostmemory.driver import round_up
 from sleepbackends.vmm import places, ring
+from sleepbackends.vmm.region import DeviceMemory
 from sleepbackends.vmm.saved_file import UNIT_BYTES, SavedFile
 
 GIB = 1 << 30
@@ -78,7 +78,7 @@ def ours(backend: CumemBackend) -> dict[str, float]:
 
 
 @contextmanager
-def backend_with(size_bytes: int, directory: Path) -> Iterator[tuple[CumemBackend, CudaMemory]]:
+def backend_with(size_bytes: int, directory: Path) -> Iterator[tuple[CumemBackend, DeviceMemory]]:
     """Have a backend that writes everything in every round, with so much memory."""
     options = CumemOptions(tier="disk", disk_directory=directory, retention="none")
     backend = CumemBackend(options)

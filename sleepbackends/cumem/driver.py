@@ -29,6 +29,7 @@ from sleepbackends.errors import (
     SleepBackendsError,
 )
 from sleepbackends.vmm.driver import LaneUse
+from sleepbackends.vmm.driver_errors import native_error
 from sleepbackends.vmm.fingerprint import Pending, Span
 
 logger = logging.getLogger(__name__)
@@ -43,14 +44,6 @@ _DOING: dict[LaneUse, str] = {
     "fill": "filling",
     "hash": "hashing",
     "stage": "staging",
-}
-
-_NATIVE_CODES = {
-    -1: f"{LIBRARY} cannot be loaded",
-    -2: f"{LIBRARY} lacks a function that is needed; update the NVIDIA driver",
-    -3: "out of host memory",
-    -4: "the memory was freed meanwhile",
-    -5: "the memory is not in the state this step needs",
 }
 
 
@@ -251,8 +244,7 @@ class CudaDriver:
     def check(self, code: int, what: str, *, needed_bytes: int = 0, device: int = 0) -> None:
         """Raise the error that a code of the native library stands for."""
         if code < 0:
-            why = _NATIVE_CODES.get(code, f"code {code}")
-            raise MechanismError(f"{what} failed: {why}", hint="repeat the call")
+            raise native_error(code, what)
         if code:
             name = self._name(code)
             no_room = code == int(self._cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from sleepbackends.errors import (
-    DeviceMemoryError,
-    MechanismError,
-    SleepBackendsError,
-)
+from sleepbackends.vmm.driver_errors import Answers
 
 
 def _names(text: str) -> frozenset[str]:
@@ -55,39 +51,11 @@ REFUSED = _names(
 )
 """The call did nothing and the context lives on. A code newer than these lists counts as one."""
 
-_HINTS = {
-    LOST: "the CUDA context is lost; restart the process",
-    UNABLE: "sleepbackends doctor says what this machine has; a forked process has no CUDA",
-}
+ANSWERS = Answers(
+    *(NO_ROOM, LOST, UNABLE),
+    lost_hint="the CUDA context is lost; restart the process",
+    unable_hint="sleepbackends doctor says what this machine has; a forked process has no CUDA",
+    prefix="CUDA_ERROR_",
+)
 
-
-def error_of(
-    name: str, what: str, *, needed_bytes: int = 0, available_bytes: int | None = None
-) -> SleepBackendsError:
-    """Make the error that an answer of the driver stands for.
-
-    Parameters
-    ----------
-    name : str
-        What the driver calls it, with or without ``CUDA_ERROR_``.
-    what : str
-        What was being done.
-    needed_bytes : int
-        For errors about room: what the call asked for.
-    available_bytes : int, optional
-        For errors about room: what there was.
-    """
-    short = name.removeprefix("CUDA_ERROR_")
-    if short in NO_ROOM:
-        available = "" if available_bytes is None else f", {available_bytes} available"
-        return DeviceMemoryError(
-            f"{what} failed: {needed_bytes} bytes of device memory needed{available}",
-            needed_bytes=needed_bytes,
-            available_bytes=available_bytes or 0,
-            hint="let another process give memory back and repeat the call, or set "
-            "wait_for_memory_s",
-        )
-    hint = next((text for names, text in _HINTS.items() if short in names), "repeat the call")
-    return MechanismError(
-        f"{what} failed: {name}", hint=hint, recoverable=short not in LOST | UNABLE
-    )
+error_of = ANSWERS.error

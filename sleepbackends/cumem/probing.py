@@ -8,20 +8,14 @@ already, a short-lived one asks it: this module, run.
 from __future__ import annotations
 
 import ctypes
-import json
-import subprocess
 import sys
-from dataclasses import asdict
 from typing import Any
 
 from sleepbackends.availability import Availability
 from sleepbackends.cumem.driver import LIBRARY, CudaDriver, bindings_problem
 from sleepbackends.errors import SleepBackendsError
-from sleepbackends.interpreter import python_command
 from sleepbackends.vmm.address_space import library_path
-
-TIMEOUT_S = 60.0
-"""A driver without persistence mode takes seconds for each device, a hung one for ever."""
+from sleepbackends.vmm.probing import answer_whoever_asked, ask_elsewhere
 
 _NAME = "sleepbackends.cumem.probing"
 
@@ -50,7 +44,11 @@ def probe() -> Availability:
             f"the CUDA driver cannot be loaded: {error}",
             "install the NVIDIA driver, or give the container its devices (--gpus all)",
         )
-    return ask() if _is_initialised(driver) or _is_bad_fork() else _ask_elsewhere()
+    return (
+        ask()
+        if _is_initialised(driver) or _is_bad_fork()
+        else ask_elsewhere(_NAME, "CUDA driver", "nvidia-smi")
+    )
 
 
 def _is_initialised(driver: ctypes.CDLL) -> bool:
@@ -85,52 +83,9 @@ def ask() -> Availability:
     return Availability(True, f"{len(able)} CUDA device(s) with virtual memory management")
 
 
-def _ask_elsewhere() -> Availability:
-    try:
-        done = subprocess.run(  # noqa: S603 - runs this module
-            python_command(_NAME),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-    except SleepBackendsError as error:
-        return Availability(False, f"the CUDA driver was not asked: {error.message}", error.hint)
-    except subprocess.TimeoutExpired:
-        return Availability(
-            False,
-            f"the CUDA driver did not answer within {TIMEOUT_S:g} s",
-            "see whether nvidia-smi answers; a driver that hangs needs a restart",
-        )
-    except (OSError, ValueError) as error:
-        return Availability(
-            False,
-            f"the CUDA driver was not asked: no process could be started: {error}",
-            f"see that {sys.executable} is a Python and that this process may start others",
-        )
-    # Whatever runs when Python starts may write there too, and so may the driver.
-    for line in reversed(_lines(done.stdout)):
-        if _NAME in line:
-            try:
-                return Availability(**json.loads(line)[_NAME])
-            except (ValueError, TypeError, LookupError):
-                break
-    said = (_lines(done.stderr) or _lines(done.stdout) or ["nothing"])[-1]
-    return Availability(
-        False,
-        f"the process that was to ask the CUDA driver ended with exit code {done.returncode} "
-        f"and no answer, but said: {said}",
-        f"see what this prints: {sys.executable} -m {_NAME}",
-    )
-
-
-def _lines(output: bytes) -> list[str]:
-    return [line for line in output.decode(errors="replace").splitlines() if line.strip()]
-
-
 def main() -> None:
-    """Ask the driver and write the answer to standard output, as a line of JSON."""
-    sys.stdout.write(f"\n{json.dumps({_NAME: asdict(ask())})}\n")
+    """Ask the driver and write the answer to standard output."""
+    answer_whoever_asked(_NAME, ask())
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 
 from sleepbackends.errors import RequestError
 
-ALIGNMENT_BYTES = {"cpu": 64, "cuda": 512}
+ALIGNMENT_BYTES = {"cpu": 64, "cuda": 512, "xpu": 512}
 """What torch aligns memory of a device to; a moved tensor keeps its place relative to that."""
 
 
@@ -73,7 +73,7 @@ def passed(torch: Any, target: Any, device_type: str) -> list[Found]:
         The imported torch.
     target : torch.Tensor, torch.nn.Module, or a list or tuple of them
         Where to look.
-    device_type : {"cpu", "cuda"}
+    device_type : {"cpu", "cuda", "xpu"}
         Where all of them have to lie.
 
     Raises

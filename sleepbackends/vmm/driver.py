@@ -78,6 +78,11 @@ class Lane(Protocol):
 class Driver(Protocol):
     """One driver of one process."""
 
+    @property
+    def device_count(self) -> int:
+        """How many devices this process sees."""
+        ...
+
     def lane(self, device: int, use: LaneUse) -> Lane:
         """Return the lane of a device for one kind of our work; always the same."""
         ...
@@ -127,6 +132,14 @@ class Driver(Protocol):
         MechanismError
             If the driver failed.
         """
+        ...
+
+    def read(self, address: int, size_bytes: int, device: int) -> bytes:
+        """Copy device memory to the host, after everything that was queued on the device."""
+        ...
+
+    def write(self, address: int, data: bytes, device: int) -> None:
+        """Copy host bytes to device memory, and wait for it."""
         ...
 
     def pin(self, host: int, size_bytes: int) -> None:

@@ -11,9 +11,9 @@ import torch
 
 from sleepbackends.adapters.torch_memory_saver import TorchMemorySaver
 from sleepbackends.cumem.options import CumemOptions
-from sleepbackends.cumem.region import CudaMemory
 from sleepbackends.settings import BackendSettings
 from sleepbackends.state import BackendState
+from sleepbackends.vmm.region import DeviceMemory
 from tests.native.fixtures import GRANULE_BYTES
 from tests.simulators.cuda import Simulator
 
@@ -45,7 +45,7 @@ def saver(make_saver: MakeSaver) -> TorchMemorySaver:
 
 def filled(
     saver: TorchMemorySaver, byte: int, size_bytes: int = SIZE_BYTES, **region: Any
-) -> CudaMemory:
+) -> DeviceMemory:
     """Memory of a region, without torch."""
     with saver.region(**region) as opened:
         memory = opened.buffer(size_bytes)
@@ -53,7 +53,7 @@ def filled(
     return memory
 
 
-def holds(memory: CudaMemory, byte: int) -> bool:
+def holds(memory: DeviceMemory, byte: int) -> bool:
     return memory.read() == bytes([byte]) * memory.size_bytes
 
 

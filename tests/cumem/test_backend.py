@@ -12,7 +12,6 @@ import pytest
 from sleepbackends.control import Control
 from sleepbackends.cumem.backend import CumemBackend
 from sleepbackends.cumem.options import CumemOptions
-from sleepbackends.cumem.region import CudaMemory
 from sleepbackends.errors import (
     ClosedError,
     ContentsLostError,
@@ -25,6 +24,7 @@ from sleepbackends.mechanism import Fill
 from sleepbackends.residency import Residency
 from sleepbackends.settings import BackendSettings
 from sleepbackends.vmm import mover
+from sleepbackends.vmm.region import DeviceMemory
 from tests.native.fixtures import DEVICES, GRANULE_BYTES
 from tests.simulators.cuda import Simulator
 
@@ -51,14 +51,14 @@ def make(simulator: Simulator) -> Iterator[Make]:
 
 def filled(
     backend: CumemBackend, tag: str, size_bytes: int, byte: int, device: int = 0
-) -> CudaMemory:
+) -> DeviceMemory:
     with backend.region(tag, device) as region:
         memory = region.buffer(size_bytes)
     memory.write(bytes([byte]) * size_bytes)
     return memory
 
 
-def holds(memory: CudaMemory, byte: int) -> bool:
+def holds(memory: DeviceMemory, byte: int) -> bool:
     return memory.read() == bytes([byte]) * memory.size_bytes
 
 

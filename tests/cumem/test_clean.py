@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from sleepbackends.cumem.backend import CumemBackend
-from sleepbackends.cumem.region import CudaMemory
 from sleepbackends.errors import HostMemoryError, MechanismError, PolicyConflictError, RequestError
 from sleepbackends.policies import Policies, Policy, TagPolicy
 from sleepbackends.residency import Residency
 from sleepbackends.testing import FaultInjector
 from sleepbackends.vmm import copies
+from sleepbackends.vmm.region import DeviceMemory
 from sleepbackends.vmm.segment import Range
 from tests.cumem.test_backend import Make, filled, holds, make
 from tests.native.fixtures import GRANULE_BYTES
@@ -30,7 +30,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies, "CHUNK_BYTES", CHUNK)
 
 
-def slept_once(backend: CumemBackend, chunks: int = 8) -> CudaMemory:
+def slept_once(backend: CumemBackend, chunks: int = 8) -> DeviceMemory:
     memory = filled(backend, "weights", chunks * CHUNK, 1)
     assert backend.suspend(1).copied_bytes == chunks * CHUNK
     backend.resume()
@@ -44,7 +44,7 @@ def saved_at(backend: CumemBackend) -> int:
     return saved.address
 
 
-def change(memory: CudaMemory, offset: int) -> bytes:
+def change(memory: DeviceMemory, offset: int) -> bytes:
     """Flip one bit, and return what the memory holds now."""
     ctypes.c_ubyte.from_address(memory.address + offset).value ^= 0x10
     return memory.read()
@@ -197,7 +197,7 @@ def test_trim_gives_copies_back_that_nothing_needs(make: Make) -> None:
 
 
 @pytest.fixture
-def asleep(make: Make) -> Iterator[tuple[CumemBackend, CudaMemory]]:
+def asleep(make: Make) -> Iterator[tuple[CumemBackend, DeviceMemory]]:
     backend = make()
     memory = filled(backend, "weights", 3 * CHUNK, 0)
     memory.write(bytes(range(256)) * (3 * CHUNK // 256))
@@ -206,7 +206,7 @@ def asleep(make: Make) -> Iterator[tuple[CumemBackend, CudaMemory]]:
     backend.close()
 
 
-def test_saved_bytes_can_be_read(asleep: tuple[CumemBackend, CudaMemory]) -> None:
+def test_saved_bytes_can_be_read(asleep: tuple[CumemBackend, DeviceMemory]) -> None:
     backend, memory = asleep
     view = backend.host_copy(memory.address + CHUNK - 256, CHUNK)
     assert bytes(view) == bytes(range(256)) * (CHUNK // 256)
@@ -222,7 +222,7 @@ def test_saved_bytes_can_be_read(asleep: tuple[CumemBackend, CudaMemory]) -> Non
         backend.host_copy(memory.address, 1)
 
 
-def test_a_view_outlives_the_backend(asleep: tuple[CumemBackend, CudaMemory]) -> None:
+def test_a_view_outlives_the_backend(asleep: tuple[CumemBackend, DeviceMemory]) -> None:
     backend, memory = asleep
     view = backend.host_copy(memory.address, 256)
     backend.resume()

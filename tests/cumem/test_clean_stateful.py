@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 from sleepbackends.cumem.backend import CumemBackend
 from sleepbackends.cumem.options import CumemOptions
-from sleepbackends.cumem.region import CudaMemory
 from sleepbackends.errors import SleepBackendsError
 from sleepbackends.vmm import copies, mover, saving, staging
+from sleepbackends.vmm.region import DeviceMemory
 from tests.native.fixtures import GRANULE_BYTES
 from tests.simulators.cuda import Simulator
 
@@ -45,9 +45,9 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.simulator = simulator
         self.backend = CumemBackend(CumemOptions(share_below_bytes=2 * GRANULE_BYTES))
-        self.contents: dict[CudaMemory, bytearray] = {}
+        self.contents: dict[DeviceMemory, bytearray] = {}
         self.staging: Any = None
-        self.undo: tuple[CudaMemory, bytes] | None = None
+        self.undo: tuple[DeviceMemory, bytes] | None = None
         for size in (5 * CHUNK, CHUNK + 3, 700):
             self.allocate(size, 1)
 

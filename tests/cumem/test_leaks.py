@@ -10,10 +10,10 @@ import pytest
 
 from sleepbackends.cumem.backend import CumemBackend
 from sleepbackends.cumem.options import CumemOptions
-from sleepbackends.cumem.region import CudaMemory
 from sleepbackends.policies import Policies, Policy, TagPolicy
 from sleepbackends.settings import BackendSettings
 from sleepbackends.vmm import mover, places
+from sleepbackends.vmm.region import DeviceMemory
 from tests.native.fixtures import DEVICES, GRANULE_BYTES
 from tests.simulators.cuda import Simulator
 
@@ -29,19 +29,19 @@ class Churn(threading.Thread):
         super().__init__()
         self.backend, self.stop, self.number = backend, stop, number
         self.random = random.Random(number)  # noqa: S311 - test data
-        self.awake: dict[CudaMemory, bytes] = {}
-        self.moving: dict[CudaMemory, bytes] = {}
+        self.awake: dict[DeviceMemory, bytes] = {}
+        self.moving: dict[DeviceMemory, bytes] = {}
         self.error: BaseException | None = None
         self.rounds = 0
 
-    def allocate(self, tag: str, into: dict[CudaMemory, bytes], write: bool) -> None:
+    def allocate(self, tag: str, into: dict[DeviceMemory, bytes], write: bool) -> None:
         with self.backend.region(tag, self.number % DEVICES) as region:
             memory = region.buffer(self.random.randint(1, 3 * GRANULE_BYTES))
         into[memory] = self.random.randbytes(memory.size_bytes) if write else b""
         if write:
             memory.write(into[memory])
 
-    def drop(self, held: dict[CudaMemory, bytes]) -> None:
+    def drop(self, held: dict[DeviceMemory, bytes]) -> None:
         if len(held) >= SLOTS:
             memory = self.random.choice(list(held))
             del held[memory]
@@ -71,7 +71,7 @@ class Churn(threading.Thread):
             memory.free()
 
 
-def load(backend: CumemBackend, source: random.Random) -> dict[CudaMemory, bytes]:
+def load(backend: CumemBackend, source: random.Random) -> dict[DeviceMemory, bytes]:
     weights = {}
     for number in range(12):
         with backend.region("weights", number % DEVICES) as region:

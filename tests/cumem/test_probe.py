@@ -17,6 +17,7 @@ from sleepbackends.cumem.backend import CumemBackend
 from sleepbackends.cumem.driver import CudaDriver, bindings_problem
 from sleepbackends.errors import BackendUnavailableError
 from sleepbackends.vmm import address_space
+from sleepbackends.vmm import probing as elsewhere
 from tests.simulators.cuda import Simulator, build, environment
 
 Children = Callable[[int], None]
@@ -57,7 +58,7 @@ def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(probing, "python_command", refuse)
+    monkeypatch.setattr(elsewhere, "python_command", refuse)
 
 
 @pytest.fixture
@@ -152,6 +153,7 @@ FRESH = """
 import ctypes, os, sys
 from pathlib import Path
 from sleepbackends.vmm import address_space
+from sleepbackends.vmm import probing as elsewhere
 from sleepbackends.cumem.probing import probe
 address_space._FOLDER = Path(sys.argv[1])
 answer = probe()
@@ -172,6 +174,7 @@ import os, sys
 from pathlib import Path
 from types import SimpleNamespace
 from sleepbackends.vmm import address_space
+from sleepbackends.vmm import probing as elsewhere
 from sleepbackends.cumem.driver import CudaDriver
 from sleepbackends.cumem.probing import probe
 address_space._FOLDER = Path(sys.argv[1])
@@ -226,7 +229,7 @@ def test_a_process_that_gives_no_answer(
     executable.write_text(f"#!/bin/sh\n{shell}\n")
     executable.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(executable))
-    monkeypatch.setattr(probing, "TIMEOUT_S", 0.5 if "sleep 60" in shell else 30.0)
+    monkeypatch.setattr(elsewhere, "TIMEOUT_S", 0.5 if "sleep 60" in shell else 30.0)
     answer = CumemBackend.probe()
     assert not answer.ok
     assert reason in answer.reason

@@ -16,9 +16,9 @@ from pydantic import ValidationError
 
 from sleepbackends.cumem.backend import CumemBackend
 from sleepbackends.cumem.options import CumemOptions
-from sleepbackends.cumem.region import CudaMemory
 from sleepbackends.errors import HostMemoryError, StorageError
 from sleepbackends.vmm import copies
+from sleepbackends.vmm.region import DeviceMemory
 from sleepbackends.vmm.segment import Range
 from sleepbackends.vmm.shared import SharedStore
 from sleepbackends.vmm.shared_arena import SharedArena
@@ -90,7 +90,7 @@ def put_to_sleep(backend: CumemBackend, private_bytes: int = 0) -> None:
     until(lambda: arena(backend).held_bytes == private_bytes)
 
 
-def weights(backend: CumemBackend) -> CudaMemory:
+def weights(backend: CumemBackend) -> DeviceMemory:
     with backend.region("weights") as region:
         memory = region.buffer(len(WEIGHTS))
     memory.write(WEIGHTS)

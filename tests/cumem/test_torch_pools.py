@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sleepbackends.cumem import torch_pools
-from sleepbackends.cumem.torch_pools import TorchPools
+from sleepbackends.cumem.torch_pools import CudaPools
+from sleepbackends.vmm.accelerator import Accelerator
 
 Id = tuple[int, int]
 
@@ -88,14 +88,14 @@ class Space:
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> Accounts:
     accounts = Accounts()
-    monkeypatch.setattr(torch_pools, "import_torch", lambda: accounts)
+    monkeypatch.setattr(Accelerator, "import_torch", lambda _: accounts)
     return accounts
 
 
 @pytest.fixture
-def pools(torch: Accounts) -> Iterator[TorchPools]:
+def pools(torch: Accounts) -> Iterator[CudaPools]:
     space: Any = Space()
-    yield TorchPools(space)
+    yield CudaPools(space)
     assert not any(torch.routes.values())
     assert not +torch.holds, "somebody still holds a pool"
 
@@ -103,9 +103,7 @@ def pools(torch: Accounts) -> Iterator[TorchPools]:
 # Outside of regions
 
 
-def test_outside_is_outside_of_all_regions_of_the_thread(
-    torch: Accounts, pools: TorchPools
-) -> None:
+def test_outside_is_outside_of_all_regions_of_the_thread(torch: Accounts, pools: CudaPools) -> None:
     with pools.allocating("outer", 0):
         outer = torch.where()
         with pools.allocating("other device", 1), pools.allocating("inner", 0):
@@ -119,7 +117,7 @@ def test_outside_is_outside_of_all_regions_of_the_thread(
 
 
 def test_what_is_freed_outside_is_given_back_before_the_region_goes_on(
-    torch: Accounts, pools: TorchPools
+    torch: Accounts, pools: CudaPools
 ) -> None:
     with pools.allocating("outer", 0):
         torch.emptied.clear()
@@ -132,7 +130,7 @@ def test_what_is_freed_outside_is_given_back_before_the_region_goes_on(
     assert torch.emptied == [[]]
 
 
-def test_a_region_inside_counts_and_ends_there(torch: Accounts, pools: TorchPools) -> None:
+def test_a_region_inside_counts_and_ends_there(torch: Accounts, pools: CudaPools) -> None:
     with pools.allocating("outer", 0):
         outer = torch.where()
         with pools.outside():
@@ -150,7 +148,7 @@ def fail(now: bool = True) -> None:
 
 @pytest.mark.parametrize("failing", ["the work", "torch"])
 def test_the_region_goes_on_after_an_error(
-    torch: Accounts, pools: TorchPools, monkeypatch: pytest.MonkeyPatch, failing: str
+    torch: Accounts, pools: CudaPools, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     with pools.allocating("outer", 0):
         outer = torch.where()
@@ -167,7 +165,7 @@ def test_the_region_goes_on_after_an_error(
 
 @contextlib.contextmanager
 def captured(
-    torch: Accounts, pools: TorchPools, tag: str = "graphs", device: int = 0, **shared: Id | None
+    torch: Accounts, pools: CudaPools, tag: str = "graphs", device: int = 0, **shared: Id | None
 ) -> Iterator[Id]:
     """Capture a graph, which holds its pool until the end of this scope."""
     with pools.capturing(tag, device, **shared) as pool:
@@ -176,7 +174,7 @@ def captured(
     torch.release(device, pool)
 
 
-def test_graphs_share_a_pool_if_they_are_told_to(torch: Accounts, pools: TorchPools) -> None:
+def test_graphs_share_a_pool_if_they_are_told_to(torch: Accounts, pools: CudaPools) -> None:
     with (
         captured(torch, pools) as alone,
         captured(torch, pools, shared_as=(0, 70)) as first,
@@ -189,7 +187,7 @@ def test_graphs_share_a_pool_if_they_are_told_to(torch: Accounts, pools: TorchPo
         assert len({alone, first, other, of_another_tag, of_another_device}) == 5
 
 
-def test_a_pool_that_was_given_here_stands_for_itself(torch: Accounts, pools: TorchPools) -> None:
+def test_a_pool_that_was_given_here_stands_for_itself(torch: Accounts, pools: CudaPools) -> None:
     with captured(torch, pools) as first, captured(torch, pools, shared_as=first) as second:
         assert first == second
     with (
@@ -199,7 +197,7 @@ def test_a_pool_that_was_given_here_stands_for_itself(torch: Accounts, pools: To
         assert first == second
 
 
-def test_a_pool_lives_as_long_as_a_graph_in_it(torch: Accounts, pools: TorchPools) -> None:
+def test_a_pool_lives_as_long_as_a_graph_in_it(torch: Accounts, pools: CudaPools) -> None:
     """After that torch would fill it with memory of its own."""
     with captured(torch, pools, shared_as=(0, 70)) as first:
         with captured(torch, pools, shared_as=(0, 70)) as second:
@@ -210,7 +208,7 @@ def test_a_pool_lives_as_long_as_a_graph_in_it(torch: Accounts, pools: TorchPool
         assert later != first
 
 
-def test_a_pool_stays_while_a_capture_in_it_goes_on(torch: Accounts, pools: TorchPools) -> None:
+def test_a_pool_stays_while_a_capture_in_it_goes_on(torch: Accounts, pools: CudaPools) -> None:
     """The graphs that held it may go at any moment."""
     with contextlib.ExitStack() as scope:
         first = scope.enter_context(captured(torch, pools, shared_as=(0, 70)))
@@ -220,7 +218,7 @@ def test_a_pool_stays_while_a_capture_in_it_goes_on(torch: Accounts, pools: Torc
             assert pool == first
 
 
-def test_a_capture_that_fails_holds_nothing(torch: Accounts, pools: TorchPools) -> None:
+def test_a_capture_that_fails_holds_nothing(torch: Accounts, pools: CudaPools) -> None:
     for _ in range(2):
         with pytest.raises(ZeroDivisionError), pools.capturing("graphs", 0, (0, 70)):
             _ = 1 / 0

@@ -10,10 +10,10 @@ import pytest
 
 from sleepbackends.cumem.backend import CumemBackend
 from sleepbackends.cumem.options import CumemOptions
-from sleepbackends.cumem.region import CudaMemory
 from sleepbackends.errors import MechanismError, NoRoomError
 from sleepbackends.residency import Residency
 from sleepbackends.vmm import mover
+from sleepbackends.vmm.region import DeviceMemory
 from tests.native.fixtures import GRANULE_BYTES
 from tests.simulators.cuda import Simulator
 
@@ -34,8 +34,8 @@ class Scene:
     """A backend with memory of two tags on two devices, and what must be in it."""
 
     backend: CumemBackend
-    kept: dict[CudaMemory, bytes]
-    dropped: list[CudaMemory]
+    kept: dict[DeviceMemory, bytes]
+    dropped: list[DeviceMemory]
 
     def check_state(self, simulator: Simulator) -> None:
         """The ledger says of every block what the driver says of its mapping."""

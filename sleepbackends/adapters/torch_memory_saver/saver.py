@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from sleepbackends.cumem.backend import CumemBackend
     from sleepbackends.cumem.options import CumemOptions
-    from sleepbackends.cumem.region import CudaRegion
     from sleepbackends.settings import BackendSettings
+    from sleepbackends.vmm.region import DeviceRegion
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class TorchMemorySaver:
         enable_cpu_backup: bool = False,
         enable_disk_backup: bool = False,
         cpu_backup_backend: CpuBackupBackend | None = None,
-    ) -> Iterator[CudaRegion]:
+    ) -> Iterator[DeviceRegion]:
         """Let what torch allocates in this thread on its current device be pausable.
 
         Regions nest, and the innermost counts. No pause begins while one is open, in whatever
@@ -112,7 +112,7 @@ class TorchMemorySaver:
 
         Yields
         ------
-        region : CudaRegion
+        region : DeviceRegion
             Allocates in the region without torch, too.
 
         Raises

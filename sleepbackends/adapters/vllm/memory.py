@@ -9,7 +9,7 @@ from typing import Any
 
 from sleepbackends.adapters.vllm.status import describe, sentence
 from sleepbackends.config import SleepConfig
-from sleepbackends.cumem.torch_pools import import_torch
+from sleepbackends.cumem.accelerator import CUDA
 from sleepbackends.engine_state import EngineReport
 from sleepbackends.errors import SuspendedError, UnsupportedOperationError
 from sleepbackends.orchestrator import Orchestrator
@@ -71,7 +71,7 @@ class Memory:
     def _try(self) -> None:
         """See that what torch allocates in a region arrives, and make vLLM's tags known."""
         backend: Any = self.orchestrator.backend
-        torch = import_torch()
+        torch = CUDA.import_torch()
         arrived = False
         if hasattr(backend, "region"):
             for tag in DEFERRABLE:
@@ -257,4 +257,4 @@ class Memory:
 
 def _give_back_cached() -> None:
     """Have torch release what it only keeps for later, in ended regions as well."""
-    import_torch().cuda.empty_cache()
+    CUDA.import_torch().cuda.empty_cache()

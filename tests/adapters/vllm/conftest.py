@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 
-from sleepbackends.adapters.vllm import memory as adapter_memory
 from sleepbackends.adapters.vllm import versions
 from sleepbackends.adapters.vllm.allocator import installed
 from sleepbackends.adapters.vllm.versions import SUPPORTED
-from sleepbackends.cumem import backend as cumem_backend
-from sleepbackends.cumem import torch_pools
 from sleepbackends.cumem.driver import CudaDriver
+from sleepbackends.vmm.accelerator import Accelerator
 from tests.adapters.vllm.engine import Engine, prepare
 from tests.adapters.vllm.pools import PoolTorch
 from tests.adapters.vllm.released import ReleasedVllm, forget
@@ -60,9 +58,7 @@ def vllm(version: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReleasedVllm
 def torch(monkeypatch: pytest.MonkeyPatch) -> PoolTorch:
     """A torch whose pools work on the simulated driver."""
     torch = PoolTorch()
-    monkeypatch.setattr(adapter_memory, "import_torch", lambda: torch)
-    monkeypatch.setattr(torch_pools, "import_torch", lambda: torch)
-    monkeypatch.setattr(cumem_backend, "_torch_with_cuda", lambda: torch)
+    monkeypatch.setattr(Accelerator, "import_torch", lambda _: torch)
     return torch
 
 

@@ -1,4 +1,4 @@
-"""Move CUDA tensors that exist already into memory of a backend, in place."""
+"""Move a device's tensors that exist already into memory of a backend, in place."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from sleepbackends.control import Control
-from sleepbackends.cumem.torch_pools import import_torch
 from sleepbackends.errors import DeviceMemoryError
 from sleepbackends.tensors.finding import passed, siblings
 from sleepbackends.tensors.moving import Owned, Span, not_yet_owned, spans, swap
 from sleepbackends.vmm.address_space import AddressSpace
 
 if TYPE_CHECKING:
-    from sleepbackends.cumem.backend import CumemBackend
+    from sleepbackends.vmm.torch_backend import TorchVmmBackend
 
 
-def adopt(backend: CumemBackend, space: AddressSpace, target: Any, tag: str) -> Any:
+def adopt(backend: TorchVmmBackend[Any], space: AddressSpace, target: Any, tag: str) -> Any:
     """Move a tensor, a module or several into memory of the backend; return the target.
 
     Every tensor stays the same object on its device, with its shape, strides, gradient and
@@ -30,12 +29,12 @@ def adopt(backend: CumemBackend, space: AddressSpace, target: Any, tag: str) -> 
 
     Parameters
     ----------
-    backend : CumemBackend
+    backend : TorchVmmBackend
         Where the memory comes from; needs room for a second copy while it moves.
     space : AddressSpace
         That backend's, which knows whose memory is whose.
     target : torch.Tensor, torch.nn.Module, or a list or tuple of them
-        What to move; dense CUDA tensors, of any device.
+        What to move; dense tensors of any device of the backend's.
     tag : str
         The tag of the memory.
 
@@ -49,17 +48,18 @@ def adopt(backend: CumemBackend, space: AddressSpace, target: Any, tag: str) -> 
     ClosedError
         If the backend was closed.
     UnsupportedOperationError
-        If torch is missing or was built without CUDA.
+        If torch is missing or was built without such devices.
 
     Notes
     -----
     Guarantee: if it raises, nothing changed but that the tag may be known.
     """
-    torch = import_torch()
+    accelerator = backend.accelerator
+    torch = accelerator.import_torch()
     # Subclasses may intercept what is done to them here.
     with torch._C.DisableTorchFunctionSubclass():
         owned = [Owned(e.address, e.address + e.size_bytes, e.tag) for e in space.extents()]
-        found = not_yet_owned(passed(torch, target, "cuda"), tag, owned)
+        found = not_yet_owned(passed(torch, target, accelerator.kind), tag, owned)
         moving = spans([*found, *siblings(torch, target, found)])
         moving.sort(key=_device_index)
         backend.open_tag(tag)
@@ -70,21 +70,22 @@ def adopt(backend: CumemBackend, space: AddressSpace, target: Any, tag: str) -> 
     return target
 
 
-def _move(torch: Any, backend: CumemBackend, moving: Sequence[Span], tag: str) -> None:
+def _move(torch: Any, backend: TorchVmmBackend[Any], moving: Sequence[Span], tag: str) -> None:
     devices = sorted({_device_index(span) for span in moving})
     storages: list[Any] = []
-    _synchronize(torch, devices)
+    of_kind = backend.accelerator.of(torch)
+    _synchronize(of_kind, devices)
     try:
         for device, group in groupby(moving, _device_index):
             with backend.region(tag, device):
                 storages.extend(_copied(torch, span) for span in group)
         swap(torch, moving, storages)
         # The old memory goes back to torch, which may hand it out on another stream.
-        _synchronize(torch, devices)
+        _synchronize(of_kind, devices)
     except BaseException as error:
         # The traceback keeps this frame alive, and with it the new memory.
         storages.clear()
-        torch.cuda.empty_cache()
+        of_kind.empty_cache()
         if isinstance(error, torch.OutOfMemoryError):
             raise _no_room(backend, moving) from error
         raise
@@ -104,9 +105,9 @@ def _copied(torch: Any, span: Span) -> Any:
     return copy.untyped_storage()
 
 
-def _synchronize(torch: Any, devices: Sequence[int]) -> None:
+def _synchronize(of_kind: Any, devices: Sequence[int]) -> None:
     for device in devices:
-        torch.cuda.synchronize(device)
+        of_kind.synchronize(device)
 
 
 def _device_index(span: Span) -> int:
@@ -114,10 +115,10 @@ def _device_index(span: Span) -> int:
     return index
 
 
-def _no_room(backend: CumemBackend, moving: Sequence[Span]) -> DeviceMemoryError:
+def _no_room(backend: TorchVmmBackend[Any], moving: Sequence[Span]) -> DeviceMemoryError:
     needed = sum(span.size_bytes for span in moving)
     devices = {_device_index(span) for span in moving}
-    available = sum(backend.cuda.free_bytes(device) for device in devices)
+    available = sum(backend.driver.free_bytes(device) for device in devices)
     return DeviceMemoryError(
         f"moving needs {needed} bytes of device memory for a second copy, {available} available",
         needed_bytes=needed,

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from sleepbackends.cumem import adopt as adopt_module
-from sleepbackends.cumem.adopt import adopt
+from sleepbackends.cumem.accelerator import CUDA
 from sleepbackends.errors import (
     ClosedError,
     DeviceMemoryError,
@@ -23,6 +22,9 @@ from sleepbackends.errors import (
 )
 from sleepbackends.lock import TransitionLock
 from sleepbackends.tensors import finding
+from sleepbackends.vmm import adopt as adopt_module
+from sleepbackends.vmm.accelerator import Accelerator
+from sleepbackends.vmm.adopt import adopt
 
 
 class Recorder:
@@ -30,7 +32,8 @@ class Recorder:
 
     def __init__(self) -> None:
         self._lock = TransitionLock()
-        self.cuda = SimpleNamespace(free_bytes=lambda device: 7)
+        self.accelerator = CUDA
+        self.driver = SimpleNamespace(free_bytes=lambda device: 7)
         self.log: list[object] = []
         self.owned: list[Any] = []
         self.closed = False
@@ -56,7 +59,7 @@ class Recorder:
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
-    monkeypatch.setattr(adopt_module, "import_torch", lambda: torch)
+    monkeypatch.setattr(Accelerator, "import_torch", lambda _: torch)
     monkeypatch.setattr(
         adopt_module, "passed", lambda t, target, _: finding.passed(t, target, "cpu")
     )

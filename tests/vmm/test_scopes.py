@@ -7,7 +7,7 @@ import pytest
 
 from sleepbackends import BusyError
 from sleepbackends.control import Control
-from sleepbackends.cumem.scopes import Scopes
+from sleepbackends.vmm.scopes import Scopes
 
 
 def test_a_transition_waits_for_scopes_of_other_threads() -> None:

@@ -10,10 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sleepbackends.cumem import torch_fingerprint as module
-from sleepbackends.cumem.torch_fingerprint import TorchFingerprints, torch_fingerprint
+from sleepbackends.cumem.torch_fingerprint import TorchFingerprints
 from sleepbackends.errors import MechanismError, UnsupportedOperationError
+from sleepbackends.vmm import torch_fingerprint as module
+from sleepbackends.vmm.accelerator import Accelerator
 from sleepbackends.vmm.fingerprint import Span
+from sleepbackends.vmm.torch_fingerprint import torch_fingerprint
 from tests.fingerprints import reference
 
 DATA = random.Random(3).randbytes(70_000)  # noqa: S311 - test data
@@ -87,7 +89,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
     class Torch:
         cuda = FakeCuda()
 
-    monkeypatch.setattr(module, "import_torch", lambda: Torch)
+    monkeypatch.setattr(Accelerator, "import_torch", lambda _: Torch)
     way = TorchFingerprints(0)
     monkeypatch.setattr(
         way, "_bytes", lambda span: tensor(DATA[span.address : span.address + span.size_bytes])

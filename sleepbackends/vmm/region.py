@@ -1,4 +1,4 @@
-"""A region on a CUDA device: what is allocated in it carries its tag."""
+"""A region on a device: what is allocated in it carries its tag."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sleepbackends.cumem.torch_pools import import_torch
 from sleepbackends.errors import RequestError, WeightsFileError
 
 if TYPE_CHECKING:
-    from sleepbackends.cumem.backend import CumemBackend
+    from sleepbackends.vmm.torch_backend import TorchVmmBackend
 
 
-class CudaMemory:
+class DeviceMemory:
     """Raw device memory, for engines that do without torch.
 
     Parameters
     ----------
-    backend : CumemBackend
+    backend : TorchVmmBackend
         Owns it.
     address : int
         Where it starts.
@@ -29,7 +28,9 @@ class CudaMemory:
         Ordinal of the device.
     """
 
-    def __init__(self, backend: CumemBackend, address: int, size_bytes: int, device: int) -> None:
+    def __init__(
+        self, backend: TorchVmmBackend[Any], address: int, size_bytes: int, device: int
+    ) -> None:
         self.address = address
         self.size_bytes = size_bytes
         self._device = device
@@ -43,7 +44,7 @@ class CudaMemory:
         MechanismError
             If the memory is asleep or was freed.
         """
-        return self._backend.cuda.read(self.address, self.size_bytes, self._device)
+        return self._backend.driver.read(self.address, self.size_bytes, self._device)
 
     def write(self, data: bytes) -> None:
         """Overwrite all bytes.
@@ -57,14 +58,14 @@ class CudaMemory:
         """
         if len(data) != self.size_bytes:
             raise RequestError(f"{len(data)} bytes do not fit into {self.size_bytes}")
-        self._backend.cuda.write(self.address, data, self._device)
+        self._backend.driver.write(self.address, data, self._device)
 
     def free(self) -> None:
         """Give it back, in whatever residency it is."""
         self._backend.free(self.address)
 
 
-class CudaRegion:
+class DeviceRegion:
     """Allocates under one tag on one device.
 
     Anything torch allocates in the scope, in the thread that opened it, carries the tag; the
@@ -72,7 +73,7 @@ class CudaRegion:
 
     Parameters
     ----------
-    backend : CumemBackend
+    backend : TorchVmmBackend
         Where the memory comes from.
     tag : str
         The tag of everything allocated here.
@@ -80,12 +81,12 @@ class CudaRegion:
         Ordinal of the device.
     """
 
-    def __init__(self, backend: CumemBackend, tag: str, device: int) -> None:
+    def __init__(self, backend: TorchVmmBackend[Any], tag: str, device: int) -> None:
         self.tag = tag
         self.device = device
         self._backend = backend
 
-    def buffer(self, size_bytes: int) -> CudaMemory:
+    def buffer(self, size_bytes: int) -> DeviceMemory:
         """Allocate raw memory; its contents are undefined.
 
         Raises
@@ -96,7 +97,7 @@ class CudaRegion:
             If there is no room.
         """
         address = self._backend.allocate(self.tag, size_bytes, self.device)
-        return CudaMemory(self._backend, address, size_bytes, self.device)
+        return DeviceMemory(self._backend, address, size_bytes, self.device)
 
     def empty(self, shape: int | Sequence[int], dtype: Any) -> Any:
         """Allocate a tensor of undefined contents.
@@ -106,7 +107,7 @@ class CudaRegion:
         torch.OutOfMemoryError
             If there is no room.
         """
-        return import_torch().empty(shape, dtype=dtype, device=f"cuda:{self.device}")
+        return self._torch().empty(shape, dtype=dtype, device=self._device_name())
 
     def zeros(self, shape: int | Sequence[int], dtype: Any) -> Any:
         """Allocate a tensor of zeros.
@@ -116,7 +117,7 @@ class CudaRegion:
         torch.OutOfMemoryError
             If there is no room.
         """
-        return import_torch().zeros(shape, dtype=dtype, device=f"cuda:{self.device}")
+        return self._torch().zeros(shape, dtype=dtype, device=self._device_name())
 
     def from_safetensors(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Load a safetensors file to the device.
@@ -137,10 +138,16 @@ class CudaRegion:
         from safetensors.torch import load_file
 
         try:
-            tensors: dict[str, Any] = load_file(Path(path), device=f"cuda:{self.device}")
+            tensors: dict[str, Any] = load_file(Path(path), device=self._device_name())
         except (OSError, SafetensorError) as error:
             raise WeightsFileError(
                 f"weights file {os.fspath(path)!r} cannot be read: {error}",
                 hint="give the path of a complete safetensors file",
             ) from error
         return tensors
+
+    def _torch(self) -> Any:
+        return self._backend.accelerator.import_torch()
+
+    def _device_name(self) -> str:
+        return self._backend.device_name(self.device)
