@@ -1,6 +1,6 @@
 """Build the native libraries with the system C compiler, where there is one.
 
-Each is one C file without headers of Python, torch or CUDA. Without a compiler, or where one
+They are plain C without headers of Python, torch or a driver. Without a compiler, or where one
 does not build, the package is complete but for the backends that need it; their probes say
 so.
 """
@@ -30,12 +30,16 @@ class Native(NamedTuple):
     links: tuple[str, ...] = ()
 
 
+ADDRESS_SPACE_FLAGS = ("-D_GNU_SOURCE", "-O2", "-pthread")
 NATIVE = [
-    Native(
-        ("address_space.c",),
-        "libsleepbackends_cuda.so",
-        ("-D_GNU_SOURCE", "-O2", "-pthread"),
-        ("-ldl",),
+    *(
+        Native(
+            ("address_space.c", f"driver_{driver}.c"),
+            f"libsleepbackends_{driver}.so",
+            ADDRESS_SPACE_FLAGS,
+            ("-ldl",),
+        )
+        for driver in ("cuda", "level_zero")
     ),
     Native(("fingerprint.c", "touch.c"), "libsleepbackends_host.so", ("-O3",)),
 ]
@@ -62,7 +66,8 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[misc]
 
     def _compile(self, compiler: str, native: Native) -> bool:
         folder = Path(self.root) / FOLDER
-        target, sources = str(folder / native.library), [str(folder / s) for s in native.sources]
+        target = str(folder / native.library)
+        sources = [str(folder / source) for source in native.sources]
         command = [compiler, *FLAGS, *native.flags, "-o", target, *sources, *native.links]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

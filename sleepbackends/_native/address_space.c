@@ -3,8 +3,8 @@
  * torch calls its pluggable allocator with its own mutex held. A callback that needs the GIL
  * deadlocks with any thread that holds the GIL and asks torch for memory statistics, so
  * nothing here calls into Python. Python reads the table and asks for map and unmap through
- * ctypes, which gives the GIL up first. No torch, CUDA or Python headers: the driver is found
- * with dlopen.
+ * ctypes, which gives the GIL up first. No headers of torch, Python or a driver. The driver is behind
+ * driver.h; each makes a library of its own.
  *
  * An extent is one reserved address range with one physical handle. Small requests of a tag
  * share an extent, because handles of 2 MiB cost 30 ms per GiB; a large request has its own.
@@ -13,8 +13,11 @@
  * What fails while memory is given back stays in the table and is tried again at the end of the
  * next transition, so that nothing is ever forgotten.
  *
- * Build: cc -std=c11 -D_GNU_SOURCE -O2 -shared -fPIC -pthread -o libsleepbackends_cuda.so address_space.c -ldl
+ * Build: cc -std=c11 -D_GNU_SOURCE -O2 -shared -fPIC -pthread -o libsleepbackends_cuda.so \
+ *          address_space.c driver_cuda.c -ldl
  */
+#include "driver.h"
+
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stddef.h>
@@ -22,52 +25,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_DEVICES = 64, MAX_SHARED = 256 << 20 };
-
-/* Our own answers, beside the driver's non-negative ones. */
-enum { ERR_NO_LIBRARY = -1, ERR_NO_SYMBOL = -2, ERR_NO_HOST_MEMORY = -3, ERR_UNKNOWN = -4, ERR_STATE = -5 };
-
-typedef int CUresult;
-typedef void *CUcontext;
-typedef unsigned long long CUdeviceptr;
-typedef unsigned long long CUhandle;
-
-/* The driver's structs, by their documented layout in CUDA 12 and 13. */
-typedef struct { int type, id; } Location;
-typedef struct {
-  int type, requested_handle_types;
-  Location location;
-  void *win32;
-  struct { unsigned char compression, rdma; unsigned short usage; unsigned char reserved[4]; } flags;
-} AllocationProp;
-typedef struct { Location location; int flags; } AccessDesc;
-
-static struct {
-  CUresult (*init)(unsigned);
-  CUresult (*ctx_get)(CUcontext *);
-  CUresult (*ctx_set)(CUcontext);
-  CUresult (*ctx_sync)(void);
-  CUresult (*primary_retain)(CUcontext *, int);
-  CUresult (*attribute)(int *, int, int);
-  CUresult (*memory_info)(size_t *, size_t *);
-  CUresult (*granularity)(size_t *, const AllocationProp *, int);
-  CUresult (*reserve)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
-  CUresult (*release_range)(CUdeviceptr, size_t);
-  CUresult (*create)(CUhandle *, size_t, const AllocationProp *, unsigned long long);
-  CUresult (*release)(CUhandle);
-  CUresult (*map)(CUdeviceptr, size_t, size_t, CUhandle, unsigned long long);
-  CUresult (*unmap)(CUdeviceptr, size_t);
-  CUresult (*set_access)(CUdeviceptr, size_t, const AccessDesc *, size_t);
-} cu;
+enum { MAX_SHARED = 256 << 20 };
 
 typedef struct { size_t offset, size; } Piece; /* the size is what was asked for */
 
 enum { UNMAPPED, NO_ACCESS, USABLE };
 
 typedef struct {
-  CUdeviceptr address;
+  Address address;
   size_t size;
-  CUhandle handle; /* 0: no physical memory */
+  Handle handle; /* 0: no physical memory */
   int device, space, tag, state;
   uint64_t id, generation; /* the generation changes with every piece that comes or goes */
   uint64_t born;           /* how many transitions its space had begun */
@@ -85,7 +52,7 @@ typedef struct {
 /* What Python reads of an extent. */
 typedef struct {
   uint64_t id, generation;
-  CUdeviceptr address;
+  Address address;
   size_t size, live;
   int device, tag;
 } ExtentInfo;
@@ -100,10 +67,8 @@ static uint64_t changes; /* of the extents there are and of their pieces */
 static Space *spaces; /* the first is for what is allocated outside of any tag */
 static size_t n_spaces, spaces_room;
 
-static struct { CUcontext context; AllocationProp prop; size_t granularity; } devices[MAX_DEVICES];
-
 static _Thread_local int current_space, current_tag;
-static _Thread_local CUresult last_error;
+static _Thread_local Result last_error;
 
 /* Return an array, moved if need be, with room for one more; NULL if there is no host memory, and
  * then the old one still holds. */
@@ -131,36 +96,23 @@ static size_t round_up(size_t size, size_t unit) { return (size + unit - 1) / un
 static void before_fork(void) { pthread_mutex_lock(&lock); }
 static void after_fork(void) { pthread_mutex_unlock(&lock); }
 
-int sb_init(const char *libcuda) {
+Result find_symbols(const char *library, const Wanted *wanted, size_t count) {
+  void *lib = dlopen(library, RTLD_NOW | RTLD_GLOBAL);
+  if (!lib) return ERR_NO_LIBRARY;
+  for (size_t i = 0; i < count; i++) {
+    void *found = dlsym(lib, wanted[i].name);
+    if (!found) return ERR_NO_SYMBOL;
+    memcpy(wanted[i].to, &found, sizeof found);
+  }
+  return 0;
+}
+
+int sb_init(const char *library) {
   static int ready;
   pthread_mutex_lock(&lock);
-  int r = 0;
+  Result r = 0;
   if (!ready) {
-    void *lib = dlopen(libcuda, RTLD_NOW | RTLD_GLOBAL);
-    struct { void *to; const char *name; } want[] = {
-        {&cu.init, "cuInit"},
-        {&cu.ctx_get, "cuCtxGetCurrent"},
-        {&cu.ctx_set, "cuCtxSetCurrent"},
-        {&cu.ctx_sync, "cuCtxSynchronize"},
-        {&cu.primary_retain, "cuDevicePrimaryCtxRetain"},
-        {&cu.attribute, "cuDeviceGetAttribute"},
-        {&cu.memory_info, "cuMemGetInfo_v2"},
-        {&cu.granularity, "cuMemGetAllocationGranularity"},
-        {&cu.reserve, "cuMemAddressReserve"},
-        {&cu.release_range, "cuMemAddressFree"},
-        {&cu.create, "cuMemCreate"},
-        {&cu.release, "cuMemRelease"},
-        {&cu.map, "cuMemMap"},
-        {&cu.unmap, "cuMemUnmap"},
-        {&cu.set_access, "cuMemSetAccess"},
-    };
-    if (!lib) r = ERR_NO_LIBRARY;
-    for (size_t i = 0; !r && i < sizeof want / sizeof *want; i++) {
-      void *found = dlsym(lib, want[i].name);
-      if (!found) r = ERR_NO_SYMBOL;
-      memcpy(want[i].to, &found, sizeof found);
-    }
-    if (!r) r = cu.init(0);
+    r = driver_load(library);
     if (!r && (!add_space(0) || pthread_atfork(before_fork, after_fork, after_fork))) r = ERR_NO_HOST_MEMORY;
     ready = !r;
   }
@@ -168,70 +120,36 @@ int sb_init(const char *libcuda) {
   return r;
 }
 
-/* Learn a device once: its primary context, whether GPUDirect RDMA wants a flag, the granularity. */
-static CUresult learn(int device) {
-  if (devices[device].context) return 0;
-  AllocationProp prop;
-  memset(&prop, 0, sizeof prop);
-  prop.type = 1;          /* CU_MEM_ALLOCATION_TYPE_PINNED */
-  prop.location.type = 1; /* CU_MEM_LOCATION_TYPE_DEVICE */
-  prop.location.id = device;
-  int rdma = 0; /* CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED; absent is no failure */
-  if (!cu.attribute(&rdma, 110, device) && rdma) prop.flags.rdma = 1;
-  size_t granularity = 0;
-  CUresult r = cu.granularity(&granularity, &prop, 0 /* minimum */);
-  CUcontext context;
-  if (!r) r = cu.primary_retain(&context, device);
-  if (r) return r;
-  devices[device].prop = prop;
-  devices[device].granularity = granularity;
-  devices[device].context = context;
-  return 0;
-}
-
-/* Make the device's primary context current in this thread; `before` is what `leave` puts back. */
-static CUresult enter(int device, CUcontext *before) {
-  if (device < 0 || device >= MAX_DEVICES) return 101; /* CUDA_ERROR_INVALID_DEVICE */
-  CUresult r = learn(device);
-  if (!r) r = cu.ctx_get(before);
-  return r || *before == devices[device].context ? r : cu.ctx_set(devices[device].context);
-}
-
-static void leave(int device, CUcontext before) {
-  if (before != devices[device].context) cu.ctx_set(before);
-}
-
 /* ---- extents: the only places that create, map, unmap and release ---- */
 
-static CUresult create_handle(Extent *e) {
-  return e->handle ? 0 : cu.create(&e->handle, e->size, &devices[e->device].prop, 0);
+static Result create_handle(Extent *e) {
+  return e->handle ? 0 : driver_create(e->device, &e->handle, e->size);
 }
 
-static CUresult unmap_extent(Extent *e) {
-  CUresult r = e->state == UNMAPPED ? 0 : cu.unmap(e->address, e->size);
+static Result unmap_extent(Extent *e) {
+  Result r = e->state == UNMAPPED ? 0 : driver_unmap(e->device, e->address, e->size);
   if (!r) e->state = UNMAPPED;
   return r;
 }
 
-static CUresult release_handle(Extent *e) {
-  CUresult r = e->handle ? cu.release(e->handle) : 0;
+static Result release_handle(Extent *e) {
+  Result r = e->handle ? driver_release(e->device, e->handle, e->size) : 0;
   if (!r) e->handle = 0;
   return r;
 }
 
 /* What is mapped and not usable is a leftover, or is finished by the next try. */
-static CUresult map_extent(Extent *e) {
-  AccessDesc access = {devices[e->device].prop.location, 3 /* read and write */};
-  CUresult r = e->state == UNMAPPED ? cu.map(e->address, e->size, 0, e->handle, 0) : 0;
+static Result map_extent(Extent *e) {
+  Result r = e->state == UNMAPPED ? driver_map(e->device, e->address, e->size, e->handle) : 0;
   if (r) return r;
   e->state = NO_ACCESS;
-  r = cu.set_access(e->address, e->size, &access, 1);
+  r = driver_allow(e->device, e->address, e->size);
   if (!r) e->state = USABLE;
   return r;
 }
 
 /* The first extent whose end is past the address. */
-static size_t position(CUdeviceptr address) {
+static size_t position(Address address) {
   size_t low = 0, high = n_extents;
   while (low < high) {
     size_t middle = (low + high) / 2;
@@ -241,7 +159,7 @@ static size_t position(CUdeviceptr address) {
   return low;
 }
 
-static Extent *containing(CUdeviceptr address) {
+static Extent *containing(Address address) {
   size_t at = position(address);
   return at < n_extents && extents[at]->address <= address ? extents[at] : NULL;
 }
@@ -262,22 +180,23 @@ static void remove_extent(Extent *e) {
 
 /* Give back all that an extent without pieces holds, its place in the table last. */
 static void dismantle(Extent *e) {
-  if (!unmap_extent(e) && !release_handle(e) && !cu.release_range(e->address, e->size)) remove_extent(e);
+  if (unmap_extent(e) || release_handle(e) || driver_release_range(e->device, e->address, e->size)) return;
+  remove_extent(e);
 }
 
-/* Whether the current device can give so much and keep free what the space leaves to others. */
-static CUresult check_left_free(size_t size) {
-  size_t keep = spaces[current_space].keep_free, available = 0, total = 0;
-  CUresult r = keep ? cu.memory_info(&available, &total) : 0;
+/* Whether the device can give so much and keep free what the space leaves to others. */
+static Result check_left_free(int device, size_t size) {
+  size_t keep = spaces[current_space].keep_free, available = 0;
+  Result r = keep ? driver_free_bytes(device, &available) : 0;
   if (r || !keep) return r;
-  return available < keep || available - keep < size ? 2 /* CUDA_ERROR_OUT_OF_MEMORY */ : 0;
+  return available < keep || available - keep < size ? DRIVER_NO_ROOM : 0;
 }
 
-static CUresult new_extent(size_t size, int device, Extent **out) {
+static Result new_extent(size_t size, int device, Extent **out) {
   Extent **moved = grown(extents, sizeof *extents, n_extents, &room), *e;
   if (!moved) return ERR_NO_HOST_MEMORY;
   extents = moved;
-  CUresult r = check_left_free(size);
+  Result r = check_left_free(device, size);
   if (r) return r;
   if (!(e = calloc(1, sizeof *e))) return ERR_NO_HOST_MEMORY;
   e->size = size;
@@ -285,7 +204,7 @@ static CUresult new_extent(size_t size, int device, Extent **out) {
   e->space = current_space;
   e->tag = current_tag;
   e->born = spaces[current_space].begun;
-  r = cu.reserve(&e->address, size, 0, 0, 0);
+  r = driver_reserve(device, &e->address, size);
   if (r) {
     free(e);
     return r;
@@ -306,27 +225,27 @@ static CUresult new_extent(size_t size, int device, Extent **out) {
 /* Delete an extent if it has no pieces and no transition holds it back. Gives the lock up while
  * kernels that were launched before the free may still run. */
 static void delete_if_empty(uint64_t id) {
-  CUcontext before;
+  void *before;
   Extent *e = by_id(id);
-  if (!e || e->n_pieces || spaces[e->space].busy || enter(e->device, &before)) return;
+  if (!e || e->n_pieces || spaces[e->space].busy || driver_enter(e->device, &before)) return;
   int device = e->device;
   uint64_t generation = e->generation;
-  CUresult r = 0;
+  Result r = 0;
   if (e->state == USABLE) {
     pthread_mutex_unlock(&lock);
-    r = cu.ctx_sync();
+    r = driver_wait(device);
     pthread_mutex_lock(&lock);
     e = by_id(id);
   }
   if (!r && e && e->generation == generation && !spaces[e->space].busy) dismantle(e);
-  leave(device, before);
+  driver_leave(device, before);
 }
 
 /* ---- pieces: what torch gets ---- */
 
 /* Take a gap of the extent; the address, or 0. */
-static CUdeviceptr take(Extent *e, size_t size) {
-  size_t unit = devices[e->device].granularity, bytes = round_up(size, unit), offset = 0, i = 0;
+static Address take(Extent *e, size_t size) {
+  size_t unit = driver_granule(e->device), bytes = round_up(size, unit), offset = 0, i = 0;
   for (; i < e->n_pieces && e->pieces[i].offset - offset < bytes; i++)
     offset = e->pieces[i].offset + round_up(e->pieces[i].size, unit);
   if (offset + bytes > e->size) return 0;
@@ -356,19 +275,19 @@ static size_t shared_size(size_t size, int device) {
     if (extents[i]->space == current_space && extents[i]->tag == current_tag && extents[i]->device == device)
       tag_bytes += extents[i]->size;
   size_t want = tag_bytes / 4 < MAX_SHARED ? tag_bytes / 4 : MAX_SHARED;
-  return round_up(want > size ? want : size, devices[device].granularity);
+  return driver_extent_size(device, want > size ? want : size);
 }
 
-static CUresult allocate(size_t size, int device, CUdeviceptr *out) {
-  size_t bytes = round_up(size, devices[device].granularity);
+static Result allocate(size_t size, int device, Address *out) {
+  size_t bytes = driver_extent_size(device, size);
   int shares = bytes < spaces[current_space].share_below;
   Extent *e;
   *out = 0;
-  if (bytes < size) return 2; /* CUDA_ERROR_OUT_OF_MEMORY: more than there are addresses */
+  if (!bytes) return DRIVER_NO_ROOM; /* more than there are addresses */
   for (size_t i = 0; shares && i < n_extents && !*out; i++)
     if (may_share(extents[i], device)) *out = take(extents[i], size);
   if (*out) return 0;
-  CUresult r = new_extent(shares ? shared_size(bytes, device) : bytes, device, &e);
+  Result r = new_extent(shares ? shared_size(bytes, device) : bytes, device, &e);
   if (r && shares) r = new_extent(bytes, device, &e); /* no room to be generous */
   if (r) return r;
   *out = take(e, size);
@@ -380,14 +299,14 @@ static CUresult allocate(size_t size, int device, CUdeviceptr *out) {
 /* torch's alloc and free. NULL makes torch raise its own out-of-memory error. */
 void *sb_alloc(ptrdiff_t size, int device, void *stream) {
   (void)stream;
-  CUcontext before;
-  CUdeviceptr address = 0;
+  void *before;
+  Address address = 0;
   if (size <= 0) return NULL;
   pthread_mutex_lock(&lock);
-  last_error = enter(device, &before);
+  last_error = driver_enter(device, &before);
   if (!last_error) {
     last_error = allocate((size_t)size, device, &address);
-    leave(device, before);
+    driver_leave(device, before);
   }
   pthread_mutex_unlock(&lock);
   return (void *)(uintptr_t)address;
@@ -395,7 +314,7 @@ void *sb_alloc(ptrdiff_t size, int device, void *stream) {
 
 void sb_free(void *pointer, ptrdiff_t size, int device, void *stream) {
   (void)size, (void)device, (void)stream;
-  CUdeviceptr address = (CUdeviceptr)(uintptr_t)pointer;
+  Address address = (Address)(uintptr_t)pointer;
   pthread_mutex_lock(&lock);
   Extent *e = containing(address);
   for (size_t i = 0; e && i < e->n_pieces; i++)
@@ -455,17 +374,17 @@ static Extent *next_leftover(int space, uint64_t after) {
 }
 
 void sb_end(int space) {
-  CUcontext before;
+  void *before;
   pthread_mutex_lock(&lock);
   spaces[space].busy = 0;
   uint64_t id = 0;
   for (Extent *e; (e = next_leftover(space, id));) {
     id = e->id;
     if (!e->n_pieces) delete_if_empty(id);
-    else if (!enter(e->device, &before)) {
+    else if (!driver_enter(e->device, &before)) {
       int device = e->device;
       if (!unmap_extent(e)) release_handle(e);
-      leave(device, before);
+      driver_leave(device, before);
     }
   }
   pthread_mutex_unlock(&lock);
@@ -519,10 +438,10 @@ enum { CREATE, RELEASE, MAP, UNMAP };
 
 /* Do one step of a busy space to one extent; a driver error, or one of ours. */
 int sb_step(uint64_t id, int step) {
-  CUcontext before;
+  void *before;
   pthread_mutex_lock(&lock);
   Extent *e = by_id(id);
-  CUresult r = e ? enter(e->device, &before) : ERR_UNKNOWN;
+  Result r = e ? driver_enter(e->device, &before) : ERR_UNKNOWN;
   if (!r) {
     int usable = e->state == USABLE;
     if (step == CREATE) r = usable ? ERR_STATE : create_handle(e);
@@ -532,7 +451,7 @@ int sb_step(uint64_t id, int step) {
       /* A handle that cannot be released now is a leftover for the end of the transition. */
       if (!r) release_handle(e);
     } else r = ERR_STATE;
-    leave(e->device, before);
+    driver_leave(e->device, before);
   }
   pthread_mutex_unlock(&lock);
   return r;

@@ -10,8 +10,13 @@ import sleepbackends
 from tests.simulators.cuda import find_compiler
 
 FOLDER = Path(sleepbackends.__file__).parent / "_native"
-SOURCE = FOLDER / "address_space.c"
+SOURCES = {
+    driver: [FOLDER / "address_space.c", FOLDER / f"driver_{driver}.c"]
+    for driver in ("cuda", "level_zero")
+}
+"""Of the libraries with an address space, by driver."""
 LIBRARY = "libsleepbackends_cuda.so"
+LEVEL_ZERO_LIBRARY = "libsleepbackends_level_zero.so"
 HOST_SOURCES = [FOLDER / "fingerprint.c", FOLDER / "touch.c"]
 HOST_LIBRARY = "libsleepbackends_host.so"
 KERNEL_ON_HOST = Path(__file__).with_name("kernel_on_host.cpp")
@@ -19,9 +24,17 @@ STRICT = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-pedantic", "-Werror"
 LIBRARY_FLAGS = ["-O2", "-fPIC", "-shared"]
 
 
-def compile_native(output: Path, flags: Sequence[str], *more_sources: Path) -> Path:
-    """Compile the source of the address space, with others, into a file."""
-    return _compile(output, ["-D_GNU_SOURCE", "-pthread", *flags], SOURCE, *more_sources)
+def compile_native(
+    output: Path, flags: Sequence[str], *more_sources: Path, driver: str = "cuda"
+) -> Path:
+    """Compile the sources of an address space, with others, into a file."""
+    return compile_sources(output, flags, *SOURCES[driver], *more_sources)
+
+
+def compile_sources(output: Path, flags: Sequence[str], *sources: Path) -> Path:
+    """Compile sources of an address space into a file."""
+    include = f"-I{FOLDER}"
+    return _compile(output, ["-D_GNU_SOURCE", "-pthread", include, *flags], *sources)
 
 
 def compile_host(output: Path, *flags: str) -> Path:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from tests.native.build import LIBRARY, LIBRARY_FLAGS, compile_native
+from tests.native.build import LIBRARY, LIBRARY_FLAGS, SOURCES, compile_native
 from tests.simulators.cuda import build, environment, find_compiler
 
 EXERCISER = Path(__file__).with_name("exerciser.c")
@@ -52,5 +52,7 @@ def test_forks_find_no_held_lock(tmp_path: Path) -> None:
     assert exercise(tmp_path, None, "and fork") == "done\n"
 
 
-def test_it_compiles_without_a_warning(tmp_path: Path) -> None:
-    assert compile_native(tmp_path / LIBRARY, LIBRARY_FLAGS).stat().st_size > 0
+@pytest.mark.parametrize("driver", SOURCES)
+def test_it_compiles_without_a_warning(tmp_path: Path, driver: str) -> None:
+    library = compile_native(tmp_path / LIBRARY, LIBRARY_FLAGS, driver=driver)
+    assert library.stat().st_size > 0
