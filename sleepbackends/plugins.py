@@ -28,7 +28,7 @@ from sleepbackends import hookspecs
 from sleepbackends.errors import PluginError
 from sleepbackends.hookspecs import PROJECT_NAME, BackendSpec
 
-BUILTIN_PLUGINS = ("sleepbackends.host.plugin", "sleepbackends.cumem.plugin")
+BUILTIN_PLUGINS = tuple(f"sleepbackends.{name}.plugin" for name in ("host", "cumem", "xpu"))
 """Modules of this package that are plugins; they load first and cannot be disabled."""
 
 DISABLE_VARIABLE = "SLEEPBACKENDS_DISABLE_PLUGINS"

@@ -28,7 +28,7 @@ LAYERS = [
     {"tensors"},
     {"hostmemory"},
     {"vmm"},
-    {"host", "cumem"},
+    {"host", "cumem", "xpu"},
     {"plugins", "registry", "config", "selection"},
     {"orchestrator"},
     {"aio", "calls", "metrics"},
@@ -38,7 +38,7 @@ LAYERS = [
     {"cli"},
     {"adapters"},
 ]
-BACKENDS = {"host", "cumem"}
+BACKENDS = {"host", "cumem", "xpu"}
 
 
 def layer_of(name: str) -> int:

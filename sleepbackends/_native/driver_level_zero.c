@@ -45,6 +45,7 @@ typedef struct {
 static Device devices[MAX_DEVICES];
 static size_t granules[MAX_DEVICES];
 static atomic_size_t committed[MAX_DEVICES]; /* our own books, as what the device says may stand still */
+static atomic_size_t reserved[MAX_DEVICES];
 
 const Result DRIVER_NO_ROOM = 0x70000003; /* ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY */
 
@@ -66,19 +67,25 @@ Result driver_load(const char *library) {
   return r ? r : ze.init(INIT_GPU_ONLY);
 }
 
-/* Tell of a device, before anything is allocated on it. Telling the same again does nothing; other
- * handles than before are an error, because memory of the first ones may live. */
+/* Tell of a device. Other handles than before are an error while anything is reserved with those. One
+ * caller at a time. */
 int sb_use_device(int device, const Device *told) {
   if (device < 0 || device >= MAX_DEVICES || told->n_modules > MAX_MODULES) return ERR_NO_DEVICE;
   Device *known = &devices[device];
-  if (known->context) return known->context == told->context && known->handle == told->handle ? 0 : ERR_STATE;
-  size_t granule;
+  if (known->context == told->context && known->handle == told->handle) return 0;
+  if (reserved[device]) return ERR_STATE;
+  size_t granule = 0;
   Result r = ze.page_size(told->context, told->handle, 1, &granule);
   if (r) return r;
   if (!granule) return ERR_NO_DEVICE;
   granules[device] = granule;
   *known = *told;
   return 0;
+}
+
+/* What was told of a device; nothing but zeros if it was not. */
+void sb_known_device(int device, Device *out) {
+  if (device >= 0 && device < MAX_DEVICES) *out = devices[device];
 }
 
 /* How much physical memory this library holds of a device. */
@@ -109,12 +116,16 @@ size_t driver_extent_size(int device, size_t size) {
 Result driver_reserve(int device, Address *address, size_t size) {
   void *start = NULL;
   Result r = ze.reserve(devices[device].context, NULL, size, &start);
+  if (r) return r;
   *address = (Address)(uintptr_t)start;
-  return r;
+  reserved[device] += size;
+  return 0;
 }
 
 Result driver_release_range(int device, Address address, size_t size) {
-  return ze.release_range(devices[device].context, pointer(address), size);
+  Result r = ze.release_range(devices[device].context, pointer(address), size);
+  if (!r) reserved[device] -= size;
+  return r;
 }
 
 Result driver_create(int device, Handle *handle, size_t size) {

@@ -11,47 +11,31 @@ from sleepbackends.cumem.driver import LIBRARY, CudaDriver
 from sleepbackends.cumem.options import CumemOptions
 from sleepbackends.cumem.probing import probe
 from sleepbackends.cumem.torch_pools import CudaPools
-from sleepbackends.settings import BackendSettings
-from sleepbackends.vmm.address_space import AddressSpace, library_path
-from sleepbackends.vmm.stores import choose_store
+from sleepbackends.vmm.address_space import AddressSpace
 from sleepbackends.vmm.torch_backend import TorchVmmBackend
 
 __all__ = ["CumemBackend"]
 
 
-class CumemBackend(TorchVmmBackend[CumemOptions]):
-    """Unmaps CUDA device memory and maps it again at the same addresses.
-
-    Parameters
-    ----------
-    options : CumemOptions, optional
-        Where saved bytes go, how allocations are laid out, and what is checked.
-    settings : BackendSettings, optional
-        What is common to all backends.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If the driver, its bindings or the native library are missing.
-    StorageError
-        If saved bytes are to go to a disk or to be shared, and the directory will not do.
-    """
+class CumemBackend(TorchVmmBackend[CumemOptions, CudaDriver, CudaPools]):
+    """Unmaps CUDA device memory and maps it again at the same addresses; see its base class."""
 
     name = "cumem"
     accelerator = CUDA
-    _pools: CudaPools
+    native = "cuda"
+    driver_library = LIBRARY
+    options_type = CumemOptions
 
-    def __init__(
-        self, options: CumemOptions | None = None, settings: BackendSettings | None = None
-    ) -> None:
-        chosen = options or CumemOptions()
-        open_store = choose_store(chosen)
-        self.cuda = CudaDriver()
-        space = AddressSpace(
-            library_path("cuda"), LIBRARY, self.cuda, share_below_bytes=chosen.share_below_bytes
-        )
-        store = open_store(self.cuda)
-        super().__init__(self.cuda, space, CudaPools(space), store, chosen, settings)
+    def _open_driver(self) -> CudaDriver:
+        return CudaDriver()
+
+    def _make_pools(self, space: AddressSpace) -> CudaPools:
+        return CudaPools(space)
+
+    @property
+    def cuda(self) -> CudaDriver:
+        """The driver."""
+        return self.driver
 
     @classmethod
     def probe(cls) -> Availability:

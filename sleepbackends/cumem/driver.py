@@ -28,7 +28,7 @@ from sleepbackends.errors import (
     MechanismError,
     SleepBackendsError,
 )
-from sleepbackends.vmm.driver import LaneUse
+from sleepbackends.vmm.driver import DOING, LaneUse
 from sleepbackends.vmm.driver_errors import native_error
 from sleepbackends.vmm.fingerprint import Pending, Span
 
@@ -38,13 +38,6 @@ BINDINGS = ((12, 9, 1), (13, 0, 2))
 """The oldest release of each major version of cuda-bindings that lets the GIL go."""
 
 LIBRARY = "libcuda.so.1"
-
-_DOING: dict[LaneUse, str] = {
-    "copy": "copying",
-    "fill": "filling",
-    "hash": "hashing",
-    "stage": "staging",
-}
 
 
 def bindings_problem() -> Availability | None:
@@ -157,7 +150,7 @@ class CudaDriver:
                 flags = self._cu.CUstream_flags.CU_STREAM_NON_BLOCKING
                 # Of the lowest priority, which is the default: an engine's may be higher.
                 stream = self.call(self._cu.cuStreamCreate, flags)
-                self._lanes[device, use] = CudaLane(self, device, stream, _DOING[use])
+                self._lanes[device, use] = CudaLane(self, device, stream, DOING[use])
             return self._lanes[device, use]
 
     def fingerprint(self, device: int, spans: Sequence[Span]) -> Pending | None:

@@ -1,23 +1,21 @@
 """Ask whether CUDA can be used here, without initialising it in a process that has not.
 
-``cuInit`` cannot be undone, and what is forked from the process afterwards cannot use CUDA any
-more, although engines fork their workers. So unless this process has initialised the driver
-already, a short-lived one asks it: this module, run.
+Run, this module asks the driver for another process.
 """
 
 from __future__ import annotations
 
 import ctypes
-import sys
-from typing import Any
 
 from sleepbackends.availability import Availability
+from sleepbackends.cumem.accelerator import CUDA
 from sleepbackends.cumem.driver import LIBRARY, CudaDriver, bindings_problem
 from sleepbackends.errors import SleepBackendsError
-from sleepbackends.vmm.address_space import library_path
-from sleepbackends.vmm.probing import answer_whoever_asked, ask_elsewhere
+from sleepbackends.vmm.probing import Asking, answer_whoever_asked, probe_driver, refusal
 
 _NAME = "sleepbackends.cumem.probing"
+
+_HINT = "install the NVIDIA driver, or give the container its devices (--gpus all)"
 
 _NOT_INITIALIZED = 3
 
@@ -25,30 +23,14 @@ _NOT_INITIALIZED = 3
 def probe() -> Availability:
     """Tell whether there is a device with virtual memory management, and what it needs.
 
-    Never raises, creates no context, and initialises no driver in this process: a child asks
-    where this process has not done that before. In a process that was forked from one that
-    had, the answer is no where torch knows of the fork, else that of a fresh process.
+    Never raises, creates no context, and initialises no driver in this process; see
+    ``probe_driver``.
     """
     problem = bindings_problem()
     if problem is not None:
         return problem
-    try:
-        library_path("cuda")
-    except SleepBackendsError as error:
-        return Availability(False, error.message, error.hint)
-    try:
-        driver = ctypes.CDLL(LIBRARY)
-    except OSError as error:
-        return Availability(
-            False,
-            f"the CUDA driver cannot be loaded: {error}",
-            "install the NVIDIA driver, or give the container its devices (--gpus all)",
-        )
-    return (
-        ask()
-        if _is_initialised(driver) or _is_bad_fork()
-        else ask_elsewhere(_NAME, "CUDA driver", "nvidia-smi")
-    )
+    asking = Asking(_NAME, "CUDA driver", LIBRARY, "cuda", CUDA, "nvidia-smi", _HINT)
+    return probe_driver(asking, _is_initialised, ask)
 
 
 def _is_initialised(driver: ctypes.CDLL) -> bool:
@@ -59,12 +41,6 @@ def _is_initialised(driver: ctypes.CDLL) -> bool:
     return bool(get_count(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED)
 
 
-def _is_bad_fork() -> bool:
-    # The driver itself answers there as if nobody had initialised it.
-    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
-    return bool(getattr(cuda, "_is_in_bad_fork", bool)())
-
-
 def ask() -> Availability:
     """Ask the driver in this process, which initialises it; never raises."""
     try:
@@ -72,8 +48,7 @@ def ask() -> Availability:
         count = driver.device_count
         able = [device for device in range(count) if driver.supports_virtual_memory(device)]
     except SleepBackendsError as error:
-        hint = "start the process with spawn instead of fork" if _is_bad_fork() else error.hint
-        return Availability(False, error.message, hint)
+        return refusal(error, CUDA)
     if not able:
         return Availability(
             False,
@@ -83,10 +58,5 @@ def ask() -> Availability:
     return Availability(True, f"{len(able)} CUDA device(s) with virtual memory management")
 
 
-def main() -> None:
-    """Ask the driver and write the answer to standard output."""
-    answer_whoever_asked(_NAME, ask())
-
-
 if __name__ == "__main__":
-    main()
+    answer_whoever_asked(_NAME, ask())

@@ -10,21 +10,9 @@ from sleepbackends.vmm.torch_fingerprint import TorchFingerprints as TorchFinger
 
 
 class TorchFingerprints(TorchFingerprintsOfDevice):
-    """Fingerprints of one CUDA device's memory.
+    """Fingerprints of one CUDA device's memory; see its base class."""
 
-    Parameters
-    ----------
-    device : int
-        Ordinal of the device.
-
-    Raises
-    ------
-    UnsupportedOperationError
-        If torch is missing or sees no CUDA device.
-    """
-
-    def __init__(self, device: int) -> None:
-        super().__init__(CUDA, device)
+    accelerator = CUDA
 
     def _over(self, span: Span) -> Any:
         return self._torch.as_tensor(_DeviceBytes(span), device=self._name)

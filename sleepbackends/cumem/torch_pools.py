@@ -16,16 +16,12 @@ _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 class CudaPools(TorchPools):
-    """Scopes in which torch allocates from an address space, or captures graphs into it.
+    """Scopes in which torch allocates from an address space, or captures graphs into it."""
 
-    Parameters
-    ----------
-    space : AddressSpace
-        Where memory comes from.
-    """
+    accelerator = CUDA
 
     def __init__(self, space: AddressSpace) -> None:
-        super().__init__(space, CUDA)
+        super().__init__(space)
         self._shared: dict[tuple[tuple[int, int], str, int], Any] = {}
         self._expandable = _ExpandableSegments()
 
@@ -58,7 +54,7 @@ class CudaPools(TorchPools):
         pool_id : tuple of int
             For ``torch.cuda.graph(graph, pool=pool_id)``.
         """
-        torch = self._accelerator.import_torch()
+        torch = self.accelerator.import_torch()
         with self.scopes.open(), torch.cuda.device(device):
             graph = torch.cuda.graph
             if graph.default_capture_stream is None:

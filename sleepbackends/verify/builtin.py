@@ -27,10 +27,10 @@ class HostTests(InstalledBackendTests):
         return 1024 * int(re.findall(r"^Anonymous:\s+(\d+) kB$", text, flags=re.MULTILINE)[0])
 
 
-class CumemTests(InstalledBackendTests):
-    """The suite over CUDA virtual memory."""
+class DeviceTests(InstalledBackendTests):
+    """The suite over virtual memory of a device, which nobody else should use meanwhile."""
 
-    backend_name = "cumem"
+    __test__ = False
     # Every allocation is a block of its own, as the suite counts them.
     options: ClassVar[Mapping[str, Any]] = {"share_below_bytes": 0}
 
@@ -41,14 +41,33 @@ class CumemTests(InstalledBackendTests):
         return memory
 
     def used_bytes(self, backend: Any) -> int:
-        """Return what the driver says is used of the device; nobody else should use it now."""
+        """Return what the driver says is used of the device."""
         import torch
 
-        free, total = torch.cuda.mem_get_info()
+        # Either module is there with every build of torch that has such a device.
+        free, total = getattr(torch, self._torch_name).mem_get_info()
         return int(total - free)
+
+    _torch_name: ClassVar[str]
 
     @pytest.fixture(autouse=True)
     def _give_back_memory(self) -> Iterator[None]:
         yield
         for memory in self.__dict__.get("_allocated", []):
             memory.free()
+
+
+class CumemTests(DeviceTests):
+    """The suite over CUDA virtual memory."""
+
+    __test__ = True
+    backend_name = "cumem"
+    _torch_name = "cuda"
+
+
+class XpuTests(DeviceTests):
+    """The suite over virtual memory of Intel GPUs."""
+
+    __test__ = True
+    backend_name = "xpu"
+    _torch_name = "xpu"

@@ -13,10 +13,10 @@ from sleepbackends.tensors.moving import Owned, Span, not_yet_owned, spans, swap
 from sleepbackends.vmm.address_space import AddressSpace
 
 if TYPE_CHECKING:
-    from sleepbackends.vmm.torch_backend import TorchVmmBackend
+    from sleepbackends.vmm.torch_backend import AnyTorchVmmBackend
 
 
-def adopt(backend: TorchVmmBackend[Any], space: AddressSpace, target: Any, tag: str) -> Any:
+def adopt(backend: AnyTorchVmmBackend, space: AddressSpace, target: Any, tag: str) -> Any:
     """Move a tensor, a module or several into memory of the backend; return the target.
 
     Every tensor stays the same object on its device, with its shape, strides, gradient and
@@ -29,7 +29,7 @@ def adopt(backend: TorchVmmBackend[Any], space: AddressSpace, target: Any, tag: 
 
     Parameters
     ----------
-    backend : TorchVmmBackend
+    backend : AnyTorchVmmBackend
         Where the memory comes from; needs room for a second copy while it moves.
     space : AddressSpace
         That backend's, which knows whose memory is whose.
@@ -70,7 +70,7 @@ def adopt(backend: TorchVmmBackend[Any], space: AddressSpace, target: Any, tag: 
     return target
 
 
-def _move(torch: Any, backend: TorchVmmBackend[Any], moving: Sequence[Span], tag: str) -> None:
+def _move(torch: Any, backend: AnyTorchVmmBackend, moving: Sequence[Span], tag: str) -> None:
     devices = sorted({_device_index(span) for span in moving})
     storages: list[Any] = []
     of_kind = backend.accelerator.of(torch)
@@ -115,7 +115,7 @@ def _device_index(span: Span) -> int:
     return index
 
 
-def _no_room(backend: TorchVmmBackend[Any], moving: Sequence[Span]) -> DeviceMemoryError:
+def _no_room(backend: AnyTorchVmmBackend, moving: Sequence[Span]) -> DeviceMemoryError:
     needed = sum(span.size_bytes for span in moving)
     devices = {_device_index(span) for span in moving}
     available = sum(backend.driver.free_bytes(device) for device in devices)

@@ -16,6 +16,14 @@ LaneUse = Literal["copy", "fill", "hash", "stage"]
 """Filling and hashing go on beside copying, which leaves almost all of the device's memory
 speed; staging goes on beside the engine."""
 
+DOING: dict[LaneUse, str] = {
+    "copy": "copying",
+    "fill": "filling",
+    "hash": "hashing",
+    "stage": "staging",
+}
+"""What a lane is for, in messages."""
+
 
 class Event(Protocol):
     """A point in the work of a lane."""

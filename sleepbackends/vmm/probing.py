@@ -6,31 +6,91 @@ more, although engines fork their workers.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any, NamedTuple
 
 from sleepbackends.availability import Availability
 from sleepbackends.errors import SleepBackendsError
 from sleepbackends.interpreter import python_command
+from sleepbackends.vmm.accelerator import Accelerator
+from sleepbackends.vmm.address_space import library_path
 
 TIMEOUT_S = 60.0
 """A driver that has to wake devices up takes seconds for each, a hung one takes for ever."""
 
 
-def ask_elsewhere(module: str, driver: str, tool: str) -> Availability:
-    """Run a module that asks a driver, and return its answer; never raises.
+class Asking(NamedTuple):
+    """How a driver is asked.
 
     Parameters
     ----------
     module : str
-        The module; run, it calls ``answer_whoever_asked``.
-    driver : str
-        What people call the driver.
+        What does it; run, it calls ``answer_whoever_asked``.
+    driver, library, native : str
+        What people call the driver, what it is loaded as, and the native library over it.
+    accelerator : Accelerator
+        The kind of device.
     tool : str
-        What else would ask it.
+        What else would ask the driver.
+    install_hint : str
+        What to do where it is missing.
     """
+
+    module: str
+    driver: str
+    library: str
+    native: str
+    accelerator: Accelerator
+    tool: str
+    install_hint: str
+
+
+def probe_driver(
+    asking: Asking,
+    is_initialised: Callable[[ctypes.CDLL], bool],
+    ask: Callable[[], Availability],
+) -> Availability:
+    """Ask in this process where it has initialised the driver already, else in another one.
+
+    Never raises. In a process that was forked from one that had initialised it, the answer is no
+    where torch knows of the fork, else that of a fresh process.
+    """
+    try:
+        library_path(asking.native)
+    except SleepBackendsError as error:
+        return Availability(False, error.message, error.hint)
+    try:
+        library = ctypes.CDLL(asking.library)
+    except OSError as error:
+        reason = f"the {asking.driver} cannot be loaded: {error}"
+        return Availability(False, reason, asking.install_hint)
+    here = is_initialised(library) or is_bad_fork(asking.accelerator)
+    return ask() if here else _ask_elsewhere(asking)
+
+
+def is_bad_fork(accelerator: Accelerator) -> bool:
+    """Tell whether torch knows that this process was forked from one that used the devices.
+
+    The drivers themselves answer there as if nobody had initialised them.
+    """
+    of_kind: Any = getattr(sys.modules.get("torch"), accelerator.kind, None)
+    return bool(getattr(of_kind, "_is_in_bad_fork", bool)())
+
+
+def refusal(error: SleepBackendsError, accelerator: Accelerator) -> Availability:
+    """Return the answer that an error of the driver is."""
+    forked = is_bad_fork(accelerator)
+    hint = "start the process with spawn instead of fork" if forked else error.hint
+    return Availability(False, error.message, hint)
+
+
+def _ask_elsewhere(asking: Asking) -> Availability:
+    module, driver = asking.module, asking.driver
     try:
         done = subprocess.run(  # noqa: S603 - runs a module of ours
             python_command(module),
@@ -45,7 +105,7 @@ def ask_elsewhere(module: str, driver: str, tool: str) -> Availability:
         return Availability(
             False,
             f"the {driver} did not answer within {TIMEOUT_S:g} s",
-            f"see whether {tool} answers; a driver that hangs needs a restart",
+            f"see whether {asking.tool} answers; a driver that hangs needs a restart",
         )
     except (OSError, ValueError) as error:
         return Availability(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sleepbackends.errors import RequestError, WeightsFileError
 
 if TYPE_CHECKING:
-    from sleepbackends.vmm.torch_backend import TorchVmmBackend
+    from sleepbackends.vmm.torch_backend import AnyTorchVmmBackend
 
 
 class DeviceMemory:
@@ -18,7 +18,7 @@ class DeviceMemory:
 
     Parameters
     ----------
-    backend : TorchVmmBackend
+    backend : AnyTorchVmmBackend
         Owns it.
     address : int
         Where it starts.
@@ -29,7 +29,7 @@ class DeviceMemory:
     """
 
     def __init__(
-        self, backend: TorchVmmBackend[Any], address: int, size_bytes: int, device: int
+        self, backend: AnyTorchVmmBackend, address: int, size_bytes: int, device: int
     ) -> None:
         self.address = address
         self.size_bytes = size_bytes
@@ -44,7 +44,8 @@ class DeviceMemory:
         MechanismError
             If the memory is asleep or was freed.
         """
-        return self._backend.driver.read(self.address, self.size_bytes, self._device)
+        data: bytes = self._backend.driver.read(self.address, self.size_bytes, self._device)
+        return data
 
     def write(self, data: bytes) -> None:
         """Overwrite all bytes.
@@ -73,7 +74,7 @@ class DeviceRegion:
 
     Parameters
     ----------
-    backend : TorchVmmBackend
+    backend : AnyTorchVmmBackend
         Where the memory comes from.
     tag : str
         The tag of everything allocated here.
@@ -81,7 +82,7 @@ class DeviceRegion:
         Ordinal of the device.
     """
 
-    def __init__(self, backend: TorchVmmBackend[Any], tag: str, device: int) -> None:
+    def __init__(self, backend: AnyTorchVmmBackend, tag: str, device: int) -> None:
         self.tag = tag
         self.device = device
         self._backend = backend

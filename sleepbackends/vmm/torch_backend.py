@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from sleepbackends.control import Control
 from sleepbackends.errors import RequestError
@@ -12,50 +13,69 @@ from sleepbackends.policies import Policies
 from sleepbackends.reports import DiscardReport, SuspendReport
 from sleepbackends.settings import BackendSettings
 from sleepbackends.vmm.accelerator import Accelerator
-from sleepbackends.vmm.address_space import AddressSpace
+from sleepbackends.vmm.address_space import AddressSpace, library_path
 from sleepbackends.vmm.adopt import adopt
 from sleepbackends.vmm.backend import VmmBackend
 from sleepbackends.vmm.driver import Driver
 from sleepbackends.vmm.options import VmmOptions
-from sleepbackends.vmm.places import Store
 from sleepbackends.vmm.region import DeviceRegion
+from sleepbackends.vmm.stores import choose_store
 from sleepbackends.vmm.torch_pools import TorchPools
 
 VmmOptionsT = TypeVar("VmmOptionsT", bound=VmmOptions)
+DriverT = TypeVar("DriverT", bound=Driver)
+PoolsT = TypeVar("PoolsT", bound=TorchPools)
 
 
-class TorchVmmBackend(VmmBackend[VmmOptionsT]):
+class TorchVmmBackend(VmmBackend[VmmOptionsT], Generic[VmmOptionsT, DriverT, PoolsT]):
     """Unmaps device memory and maps it again at the same addresses.
 
     Parameters
     ----------
-    driver : Driver
-        The device driver.
-    space : AddressSpace
-        Where memory is allocated.
-    pools : TorchPools
-        Where torch is told to allocate.
-    store : Store
-        Where bytes are saved.
-    options, settings
-        As for every backend.
+    options : VmmOptions, optional
+        Where saved bytes go, how allocations are laid out, and what is checked.
+    settings : BackendSettings, optional
+        What is common to all backends.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If the driver or the native library cannot be used.
+    StorageError
+        If saved bytes are to go to a disk or to be shared, and the directory will not do.
     """
 
     accelerator: Accelerator
     """The kind of device."""
 
+    native: str
+    """The name of the native library."""
+
+    driver_library: str
+    """What the native library hands to ``dlopen``."""
+
+    options_type: type[VmmOptionsT]
+    """What the options are made of."""
+
     def __init__(
-        self,
-        driver: Driver,
-        space: AddressSpace,
-        pools: TorchPools,
-        store: Store,
-        options: VmmOptionsT,
-        settings: BackendSettings | None = None,
+        self, options: VmmOptionsT | None = None, settings: BackendSettings | None = None
     ) -> None:
-        super().__init__(driver, space, store, options.verify, options, settings)
-        self.driver = driver
-        self._pools = pools
+        options = options or self.options_type()
+        open_store = choose_store(options)
+        self.driver = self._open_driver()
+        library, share_below_bytes = library_path(self.native), options.share_below_bytes
+        space = AddressSpace(library, self.driver_library, self.driver, share_below_bytes)
+        store = open_store(self.driver)
+        super().__init__(self.driver, space, store, options.verify, options, settings)
+        self._pools = self._make_pools(space)
+
+    @abstractmethod
+    def _open_driver(self) -> DriverT:
+        """Return the driver of this process."""
+
+    @abstractmethod
+    def _make_pools(self, space: AddressSpace) -> PoolsT:
+        """Return the pools that torch allocates from."""
 
     def suspend(
         self,
@@ -206,3 +226,6 @@ class TorchVmmBackend(VmmBackend[VmmOptionsT]):
     def _current(self, torch: Any) -> int:
         device: int = self.accelerator.of(torch).current_device()
         return device
+
+
+AnyTorchVmmBackend: TypeAlias = TorchVmmBackend[Any, Any, Any]

@@ -88,8 +88,6 @@ class TorchFingerprints(ABC):
 
     Parameters
     ----------
-    accelerator : Accelerator
-        The kind of device.
     device : int
         Ordinal of the device.
 
@@ -99,11 +97,14 @@ class TorchFingerprints(ABC):
         If torch is missing or sees no such device.
     """
 
-    def __init__(self, accelerator: Accelerator, device: int) -> None:
-        self._torch = accelerator.import_torch()
-        self._of_kind = accelerator.of(self._torch)
+    accelerator: Accelerator
+    """The kind of device."""
+
+    def __init__(self, device: int) -> None:
+        self._torch = self.accelerator.import_torch()
+        self._of_kind = self.accelerator.of(self._torch)
         self._stream = self._of_kind.Stream(device)
-        self._name = accelerator.device_name(device)
+        self._name = self.accelerator.device_name(device)
 
     def prepare(self, span_count: int) -> bool:
         """Do nothing: torch allocates as it goes."""

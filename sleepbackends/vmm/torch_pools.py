@@ -26,13 +26,13 @@ class TorchPools:
     ----------
     space : AddressSpace
         Where memory comes from.
-    accelerator : Accelerator
-        The kind of device.
     """
 
-    def __init__(self, space: AddressSpace, accelerator: Accelerator) -> None:
+    accelerator: Accelerator
+    """The kind of device."""
+
+    def __init__(self, space: AddressSpace) -> None:
         self._space = space
-        self._accelerator = accelerator
         self._allocator: Any = None
         self._open = threading.local()
         self.scopes = Scopes()
@@ -48,8 +48,8 @@ class TorchPools:
         UnsupportedOperationError
             If torch is missing or was built without such devices.
         """
-        torch = self._accelerator.import_torch()
-        of_kind = self._accelerator.of(torch)
+        torch = self.accelerator.import_torch()
+        of_kind = self.accelerator.of(torch)
         with self.scopes.open(), of_kind.device(device):
             self._warm_up(torch)
             try:
@@ -73,7 +73,7 @@ class TorchPools:
         UnsupportedOperationError
             If torch is missing or was built without such devices.
         """
-        torch = self._accelerator.import_torch()
+        torch = self.accelerator.import_torch()
         stack = self._stack()
         # The innermost of each device is the one that is not suspended.
         routed = dict(stack)
@@ -85,7 +85,7 @@ class TorchPools:
         finally:
             try:
                 # Before the scopes go on: torch gives nothing back while one is open.
-                self._accelerator.of(torch).empty_cache()
+                self.accelerator.of(torch).empty_cache()
             finally:
                 self._open.stack = stack
                 for device, pool_id in routed.items():
@@ -100,7 +100,7 @@ class TorchPools:
 
     @contextmanager
     def _pool(self, torch: Any, device: int) -> Iterator[Any]:
-        pool = self._accelerator.of(torch).MemPool(self._torch_allocator(torch))
+        pool = self.accelerator.of(torch).MemPool(self._torch_allocator(torch))
         # Its destructor ends the process while any scope or capture is open on the device,
         # in whatever thread (torch 2.11), so it never runs: a few bytes for each scope. What
         # it would have released is released here.
@@ -148,7 +148,7 @@ class TorchPools:
         return self._allocator
 
     def _call(self, torch: Any, name: str, *arguments: Any) -> Any:
-        return self._accelerator.internal(torch, name)(*arguments)
+        return self.accelerator.internal(torch, name)(*arguments)
 
 
 def _keep_for_ever(thing: object) -> None:

@@ -25,16 +25,14 @@ LIBRARY_FLAGS = ["-O2", "-fPIC", "-shared"]
 
 
 def compile_native(
-    output: Path, flags: Sequence[str], *more_sources: Path, driver: str = "cuda"
+    output: Path,
+    flags: Sequence[str],
+    *more_sources: Path,
+    sources: Sequence[Path] = SOURCES["cuda"],
 ) -> Path:
     """Compile the sources of an address space, with others, into a file."""
-    return compile_sources(output, flags, *SOURCES[driver], *more_sources)
-
-
-def compile_sources(output: Path, flags: Sequence[str], *sources: Path) -> Path:
-    """Compile sources of an address space into a file."""
-    include = f"-I{FOLDER}"
-    return _compile(output, ["-D_GNU_SOURCE", "-pthread", include, *flags], *sources)
+    flags = ["-D_GNU_SOURCE", "-pthread", f"-I{FOLDER}", *flags]
+    return _compile(output, flags, *sources, *more_sources)
 
 
 def compile_host(output: Path, *flags: str) -> Path:

@@ -54,5 +54,5 @@ def test_forks_find_no_held_lock(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("driver", SOURCES)
 def test_it_compiles_without_a_warning(tmp_path: Path, driver: str) -> None:
-    library = compile_native(tmp_path / LIBRARY, LIBRARY_FLAGS, driver=driver)
+    library = compile_native(tmp_path / LIBRARY, LIBRARY_FLAGS, sources=SOURCES[driver])
     assert library.stat().st_size > 0

@@ -12,11 +12,11 @@ from sleepbackends.adapters.vllm.versions import SUPPORTED
 from sleepbackends.cumem.driver import CudaDriver
 from sleepbackends.vmm.accelerator import Accelerator
 from tests.adapters.vllm.engine import Engine, prepare
-from tests.adapters.vllm.pools import PoolTorch
 from tests.adapters.vllm.released import ReleasedVllm, forget
 from tests.adapters.vllm.sources import UnavailableError, released
 from tests.native.fixtures import kernel_images, native_library, simulator
 from tests.simulators.cuda import Simulator
+from tests.simulators.pool_torch import PoolTorch
 
 __all__ = ["kernel_images", "native_library", "simulator"]
 

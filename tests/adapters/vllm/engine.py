@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.adapters.vllm.model import KV_BYTES, SMALL_BYTES, Model, Runner, memory, read, write
-from tests.adapters.vllm.pools import PoolTorch
 from tests.adapters.vllm.released import ReleasedVllm
+from tests.simulators.pool_torch import PoolTorch
 
 _WORKER_BASE = "vllm/v1/worker/worker_base.py"
 _WORKER = "vllm/v1/worker/gpu_worker.py"

@@ -7,8 +7,8 @@ from typing import Any
 
 from sleepbackends.adapters.vllm.allocator import Allocator, installed
 from sleepbackends.adapters.vllm.memory import Memory
-from tests.adapters.vllm.pools import PoolTorch, Tensor
 from tests.native.fixtures import GRANULE_BYTES
+from tests.simulators.pool_torch import PoolTorch, Tensor
 
 WEIGHTS_BYTES = 4 * GRANULE_BYTES
 KV_BYTES = 8 * GRANULE_BYTES

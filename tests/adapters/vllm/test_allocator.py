@@ -12,9 +12,9 @@ from sleepbackends.adapters.vllm.choice import PLUGIN, configuration
 from sleepbackends.adapters.vllm.memory import Memory
 from sleepbackends.errors import ClosedError, UnknownTagError, UnsupportedOperationError
 from sleepbackends.residency import Residency
-from tests.adapters.vllm.pools import PoolTorch, Tensor
 from tests.native.fixtures import GRANULE_BYTES
 from tests.simulators.cuda import Simulator
+from tests.simulators.pool_torch import PoolTorch, Tensor
 
 SIZE = 2 * GRANULE_BYTES
 

@@ -12,9 +12,9 @@ import pytest
 from sleepbackends.cumem.backend import CumemBackend
 from tests.adapters.vllm.conftest import WITH_OPTION, MakeEngine
 from tests.adapters.vllm.model import memory
-from tests.adapters.vllm.pools import PoolTorch
 from tests.adapters.vllm.released import ReleasedVllm
 from tests.native.fixtures import GRANULE_BYTES
+from tests.simulators.pool_torch import PoolTorch
 
 pytestmark = pytest.mark.parametrize("version", WITH_OPTION, indirect=True)
 

@@ -15,8 +15,8 @@ from sleepbackends.adapters.vllm.versions import SUPPORTED
 from sleepbackends.registry import Registry
 from tests.adapters.vllm.conftest import WITH_OPTION
 from tests.adapters.vllm.engine import prepare, start_worker, vllm_config
-from tests.adapters.vllm.pools import PoolTorch
 from tests.adapters.vllm.released import ReleasedVllm
+from tests.simulators.pool_torch import PoolTorch
 
 
 def names() -> set[str]:

@@ -20,8 +20,8 @@ from sleepbackends.errors import (
 from tests.adapters.vllm.conftest import WITHOUT_OPTION, MakeEngine
 from tests.adapters.vllm.engine import Engine
 from tests.adapters.vllm.model import KV_BYTES, memory
-from tests.adapters.vllm.pools import PoolTorch
 from tests.simulators.cuda import Simulator
+from tests.simulators.pool_torch import PoolTorch
 
 
 def status(engine: Engine) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from sleepbackends.cumem.driver import CudaDriver
 from sleepbackends.orchestrator import Orchestrator
 from tests.adapters.vllm.conftest import WITH_OPTION, MakeEngine
 from tests.adapters.vllm.engine import Engine, prepare, start_worker
-from tests.adapters.vllm.pools import PoolTorch
 from tests.adapters.vllm.released import ReleasedVllm
 from tests.simulators.cuda import Simulator
+from tests.simulators.pool_torch import PoolTorch
 
 Start = Callable[..., Any]
 

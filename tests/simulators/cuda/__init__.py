@@ -12,13 +12,8 @@ In this process::
 In another one: ``subprocess.run(command, env=environment(build().parent))``.
 """
 
-from tests.simulators.cuda.build import (
-    DEFAULT_DIRECTORY,
-    Sanitizer,
-    build,
-    build_exerciser,
-    find_compiler,
-)
+from tests.simulators.compiling import DEFAULT_DIRECTORY, find_compiler
+from tests.simulators.cuda.build import Sanitizer, build, build_exerciser
 from tests.simulators.cuda.controls import Simulator
 from tests.simulators.cuda.loading import environment, load, loaded_or_skip
 from tests.simulators.cuda.reports import (

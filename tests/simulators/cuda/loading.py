@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulators.cuda.build import SONAME, build, find_compiler
+from tests.simulators.compiling import find_compiler
+from tests.simulators.cuda.build import SONAME, build
 from tests.simulators.cuda.controls import Simulator
 
 

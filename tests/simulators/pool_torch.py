@@ -1,4 +1,4 @@
-"""As much of torch's CUDA allocator as regions need, over the simulated driver.
+"""As much of torch's allocator as regions need, over a simulated driver.
 
 Every allocation is a segment of its own, asked for through the pool that the thread allocates
 from, and given back as soon as its tensor is gone.
@@ -63,17 +63,21 @@ class Pool:
         self._allocator[1](address, size_bytes, 0, None)
 
 
+def _callbacks(alloc: int, free: int) -> tuple[Any, Any]:
+    return _ALLOC(alloc), _FREE(free)
+
+
 class PoolTorch:
-    """Stands for the module ``torch`` with one CUDA device, without kernels."""
+    """Stands for the module ``torch`` with one device of a kind, without kernels."""
 
     uint8 = torch.uint8
     OutOfMemoryError = torch.OutOfMemoryError
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = "cuda") -> None:
         self._pools: dict[PoolId, Pool] = {}
         self._open = threading.local()
         self.emptied = 0
-        self.cuda: Any = SimpleNamespace(
+        of_kind = SimpleNamespace(
             MemPool=self._make_pool,
             Stream=object,
             current_device=lambda: 0,
@@ -84,12 +88,16 @@ class PoolTorch:
             stream=self._scope,
             synchronize=lambda *_: None,
         )
+        setattr(self, kind, of_kind)
+        internals: dict[str, Any] = {
+            "beginAllocateCurrentThreadToPool": self._begin,
+            "customAllocator": _callbacks,
+            "endAllocateToPool": self._end,
+            "releasePool": self._release,
+        }
         self._C: Any = SimpleNamespace(
             _accelerator_setAllocatorSettings=lambda _: None,
-            _cuda_beginAllocateCurrentThreadToPool=self._begin,
-            _cuda_customAllocator=lambda alloc, free: (_ALLOC(alloc), _FREE(free)),
-            _cuda_endAllocateToPool=self._end,
-            _cuda_releasePool=self._release,
+            **{f"_{kind}_{name}": function for name, function in internals.items()},
         )
 
     def empty(self, size: int, **_: object) -> Tensor:

@@ -1,0 +1,1 @@
+"""The xpu backend: virtual memory of Intel GPUs through Level Zero."""

@@ -1,0 +1,9 @@
+"""Options of the xpu backend."""
+
+from __future__ import annotations
+
+from sleepbackends.vmm.options import VmmOptions
+
+
+class XpuOptions(VmmOptions):
+    """Where saved bytes go, how allocations are laid out, and what is checked."""

@@ -1,0 +1,1 @@
+"""The xpu backend on a simulated driver, through Intel's real loader."""
