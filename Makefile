@@ -9,12 +9,19 @@ CONSTRAINTS ?= constraints.txt
 
 EXAMPLES := $(addprefix examples/sleepbackends-,limited memfd zstd)
 
-.PHONY: demo test install lint types docs unit packaging release sbom bench clean
+# What the tests need of the system, beside a C compiler: Intel's Level Zero loader.
+SYSTEM_PACKAGES ?= libze1
+
+.PHONY: demo test system-packages install lint types docs unit packaging release sbom bench clean
 
 demo: install
 	$(BIN)/sleepbackends demo
 
-test: install lint types docs unit
+test: system-packages install lint types docs unit
+
+# Installs what is missing where that can be done, and says what is missing where it cannot.
+system-packages:
+	@.ci/system-packages $(SYSTEM_PACKAGES)
 
 install: $(VENV)/installed
 

@@ -16,6 +16,8 @@ from sleepbackends.xpu.options import XpuOptions
 from sleepbackends.xpu.probing import probe
 from sleepbackends.xpu.torch_pools import XpuPools
 
+__all__ = ["XpuBackend"]
+
 
 class XpuBackend(TorchVmmBackend[XpuOptions, XpuDriver, XpuPools]):
     """Unmaps memory of Intel GPUs and maps it again at the same addresses; see its base class.

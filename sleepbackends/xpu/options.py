@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from sleepbackends.vmm.options import VmmOptions
 
+__all__ = ["XpuOptions"]
+
 
 class XpuOptions(VmmOptions):
     """Where saved bytes go, how allocations are laid out, and what is checked."""

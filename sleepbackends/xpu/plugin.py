@@ -11,8 +11,8 @@ from sleepbackends.vmm.spec import vmm_spec
 @hookimpl
 def sleepbackends_register_backends() -> Iterable[BackendSpec]:
     """Offer virtual memory of Intel GPUs, chosen where there is no CUDA."""
-    return [
-        vmm_spec(
-            "xpu", "Virtual memory of Intel GPUs, saved to host memory; never run on one by us.", 90
-        )
-    ]
+    summary = (
+        "Virtual memory of Intel GPUs; exercised through Intel's real loader against a simulated "
+        "driver, never on an Intel GPU by us."
+    )
+    return [vmm_spec("xpu", summary, 90)]

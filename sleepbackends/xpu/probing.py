@@ -54,7 +54,10 @@ def ask() -> Availability:
         driver.close()
     except SleepBackendsError as error:
         return refusal(error, XPU)
-    return Availability(True, f"{driver.device_count} Intel GPU(s) with virtual memory management")
+    names = ", ".join(driver.device(device).name for device in range(driver.device_count))
+    return Availability(
+        True, f"{driver.device_count} Intel GPU(s) with virtual memory management: {names}"
+    )
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def test_the_wheel_has_the_libraries_types_and_licence(in_wheel: set[str]) -> No
     assert "sleepbackends/py.typed" in in_wheel
     assert f"{NAME}.dist-info/licenses/LICENSE" in in_wheel
     built = {Path(name).name for name in in_wheel if name.endswith(".so")}
-    assert built == {"libsleepbackends_cuda.so", "libsleepbackends_host.so"}
+    assert built == {f"libsleepbackends_{name}.so" for name in ("cuda", "host", "level_zero")}
 
 
 def test_the_sdist_is_enough_to_run_the_tests(in_sdist: set[str]) -> None:
