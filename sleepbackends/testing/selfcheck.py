@@ -94,7 +94,15 @@ def _contract(backend: str, sequences: int) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         module = Path(checked_backend.__file__)
-        options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={folder}"]
+        options = [
+            "-q",
+            "--tb=line",
+            "-p",
+            "no:cacheprovider",
+            "-c",
+            os.devnull,
+            f"--rootdir={folder}",
+        ]
         done = subprocess.run(  # noqa: S603 - runs pytest on a module of ours
             [*python_command("pytest", *options, f"--junitxml={report}", str(module))],
             env={

@@ -112,14 +112,13 @@ class XpuDriver:
 
     def _command_list(self, device: int, use: LaneUse, mode: int) -> int:
         of = self._devices[device]
-        ordinal, index = self._engine(device, use)
-        desc = QueueDesc(ordinal=ordinal, index=index, mode=mode)
+        desc = QueueDesc(ordinal=self._group(device, use), mode=mode)
         return self.ze.handle(
             "zeCommandListCreateImmediate", of.context, of.handle, ctypes.byref(desc)
         )
 
-    def _engine(self, device: int, use: LaneUse) -> tuple[int, int]:
-        """Choose the group and the engine: copies have engines of their own, on most devices."""
+    def _group(self, device: int, use: LaneUse) -> int:
+        """Choose the engines: for copies the first that do nothing else, where there are any."""
         handle, count = self._devices[device].handle, ctypes.c_uint32()
         name = "zeDeviceGetCommandQueueGroupProperties"
         self.ze.call(name, handle, ctypes.byref(count), None)
@@ -127,11 +126,10 @@ class XpuDriver:
         for group in groups:
             group.stype = QueueGroup.TYPE
         self.ze.call(name, handle, ctypes.byref(count), groups)
-        wanted = _COPY if use in ("copy", "stage") else _COMPUTE
-        fits = [n for n, group in enumerate(groups) if group.flags & wanted]
-        only = [n for n in fits if not groups[n].flags & _COMPUTE]
-        ordinal = next(iter(only or fits), 0) if wanted == _COPY else next(iter(fits), 0)
-        return ordinal, 1 if use == "stage" and groups[ordinal].queues > 1 else 0
+        can = [group.flags & (_COMPUTE | _COPY) for group in groups]
+        copies = use in ("copy", "stage")
+        wanted = [_COPY, _COMPUTE | _COPY] if copies else [_COMPUTE | _COPY, _COMPUTE]
+        return next((can.index(flags) for flags in wanted if flags in can), 0)
 
     @property
     def computes_fingerprints(self) -> bool:

@@ -51,7 +51,7 @@ _ANSWERS = Answers(
     },
     lost_hint="the device is lost; restart the process. An exhausted device may say so too "
     "(https://github.com/pytorch/pytorch/issues/177714)",
-    unable_hint="update the Intel GPU driver; sleepbackends doctor says what this machine has",
+    unable_hint="update the Intel GPU driver, and see that this process may use its devices",
     prefix="ZE_RESULT_ERROR_",
 )
 

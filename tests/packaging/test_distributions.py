@@ -62,7 +62,7 @@ def test_the_wheel_has_the_libraries_types_and_licence(in_wheel: set[str]) -> No
 def test_the_sdist_is_enough_to_run_the_tests(in_sdist: set[str]) -> None:
     needed = {"Makefile", "constraints.txt", "hatch_build.py", "mkdocs.yml", "pyproject.toml"}
     assert needed <= in_sdist
-    for folder in ("sleepbackends", "tests", "docs", "examples", "benchmarks"):
+    for folder in (".ci", "sleepbackends", "tests", "docs", "examples", "benchmarks"):
         assert any(name.startswith(f"{folder}/") for name in in_sdist)
 
 

@@ -19,7 +19,7 @@ from sleepbackends.xpu.options import XpuOptions
 from tests.native.build import (
     FOLDER,
     HOST_LIBRARY,
-    HOST_SOURCE,
+    HOST_SOURCES,
     LEVEL_ZERO_LIBRARY,
     LIBRARY_FLAGS,
     STRICT,
@@ -47,9 +47,8 @@ def level_zero_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def host_library() -> Path:
     headers = [FOLDER / "fingerprint.h"]
-    return compile_c(
-        DEFAULT_DIRECTORY, HOST_LIBRARY, [HOST_SOURCE], [*LIBRARY_FLAGS, "-O3"], headers
-    )
+    flags = [*LIBRARY_FLAGS, "-O3"]
+    return compile_c(DEFAULT_DIRECTORY, HOST_LIBRARY, HOST_SOURCES, flags, headers)
 
 
 @pytest.fixture

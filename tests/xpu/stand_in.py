@@ -7,7 +7,6 @@ libraries; kernels are writes that the simulated driver makes when somebody wait
 from __future__ import annotations
 
 import ctypes
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -88,10 +87,10 @@ class XpuTorch(PoolTorch):
 
     def empty(self, size: int, **options: Any) -> Any:
         """Allocate bytes, or return a tensor that can be put over a storage."""
-        return super().empty(size) if size else SimpleNamespace(set_=lambda tensor, *_: tensor)
+        return super().empty(size) if size else torch.empty(0, dtype=torch.uint8)
 
-    def _storage(self, address: int, device: torch.device, size_bytes: int) -> torch.Tensor:
+    def _storage(self, address: int, device: torch.device, size_bytes: int) -> Any:
         assert device.type == "xpu"
         data = self._simulator.read(address, size_bytes)
         assert data is not None, "memory that is not mapped was read"
-        return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage()

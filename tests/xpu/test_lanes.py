@@ -167,5 +167,5 @@ def test_after_close(device: Device) -> None:
 
 
 def test_engines_that_only_copy_are_used_for_copies(device: Device) -> None:
-    engine = {use: device.driver._engine(0, use) for use in ("copy", "stage", "fill", "hash")}
-    assert engine == {"copy": (1, 0), "stage": (1, 1), "fill": (0, 0), "hash": (0, 0)}
+    group = {use: device.driver._group(0, use) for use in ("copy", "stage", "fill", "hash")}
+    assert group == {"copy": 1, "stage": 1, "fill": 0, "hash": 0}

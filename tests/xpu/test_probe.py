@@ -49,17 +49,21 @@ PROBE = (
 )
 
 
+NO_DRIVER = "False Level Zero cannot be initialised: no driver was found"
+
+
 def test_two_devices() -> None:
     answer = run(PROBE, environment(2))
     assert answer.startswith("True 2 Intel GPU(s) with virtual memory management: simulated")
 
 
 def test_no_device() -> None:
-    assert run(PROBE, environment(0)) == "False Level Zero sees no GPU"
+    # A newer loader takes a driver without devices for none.
+    assert run(PROBE, environment(0)).startswith(("False Level Zero sees no GPU", NO_DRIVER))
 
 
 def test_no_driver() -> None:
-    assert "cannot be initialised: no driver was found" in run(PROBE, without_driver())
+    assert run(PROBE, without_driver()) == NO_DRIVER
 
 
 def test_it_initialises_nothing_in_this_process() -> None:

@@ -40,7 +40,7 @@ def test_it_prints_one_block_to_paste() -> None:
 def test_without_a_device_it_says_why() -> None:
     done = run(0)
     assert done.returncode == 1
-    assert "Level Zero sees no GPU" in done.stdout
+    assert "xpu: not usable: Level Zero " in done.stdout
     assert "nothing was checked" in done.stdout
     assert "Traceback" not in done.stderr
 

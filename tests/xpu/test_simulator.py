@@ -15,7 +15,7 @@ import pytest
 from sleepbackends.xpu.devices import Device
 from sleepbackends.xpu.driver import XpuDriver
 from sleepbackends.xpu.loader import ContextDesc, Loader, QueueDesc
-from tests.simulators.level_zero import Simulator, environment
+from tests.simulators.level_zero import Simulator, environment, loading
 from tests.xpu.fixtures import (
     DEVICE_LOST,
     INVALID_ARGUMENT,
@@ -135,7 +135,7 @@ def test_unmapping_under_a_kernel_is_noticed(simulator: Simulator, calls: Calls)
 
 
 def test_engines_that_are_not_there(simulator: Simulator, calls: Calls) -> None:
-    for ordinal, index in ((2, 0), (0, 1), (1, 2)):
+    for ordinal, index in ((3, 0), (0, 1), (2, 2)):
         desc = ctypes.byref(QueueDesc(ordinal=ordinal, index=index, mode=2))
         found = ctypes.byref(ctypes.c_void_p())
         code = calls.code("zeCommandListCreateImmediate", calls.context, calls.device, desc, found)
@@ -151,6 +151,14 @@ def test_faults_fire_when_they_should(simulator: Simulator, calls: Calls) -> Non
     simulator.fail("zePhysicalMemCreate", DEVICE_LOST, nth=2, times=2)
     assert [calls.create()[0] for _ in range(4)] == [0, DEVICE_LOST, DEVICE_LOST, 0]
     assert simulator.calls("zePhysicalMemCreate") == 4
+
+
+def test_without_the_loader_tests_fail_and_are_not_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loading, "LOADER", "libze-absent.so.1")
+    with pytest.raises(RuntimeError, match="make system-packages"):
+        loading.load.__wrapped__()
 
 
 def test_the_host_cannot_touch_device_memory() -> None:

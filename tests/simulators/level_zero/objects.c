@@ -134,7 +134,7 @@ Result zeDeviceGetProperties(void *handle, DeviceProperties *p) {
   LEAVE(device ? describe(device, p) : INVALID_ARGUMENT);
 }
 
-/* One group for everything, one with two engines that only copy. */
+/* One group for everything, the main copy engine, and two engines that copy to other devices. */
 typedef struct {
   int stype;
   void *next;
@@ -143,16 +143,32 @@ typedef struct {
   uint32_t queues;
 } GroupProperties;
 
+const uint32_t QUEUES[GROUPS] = {1, 1, 2};
+
 Result zeDeviceGetCommandQueueGroupProperties(void *handle, uint32_t *count, GroupProperties *out) {
   ENTER();
   if (!known(handle, DEVICE)) LEAVE(INVALID_ARGUMENT);
-  for (uint32_t i = 0; *count && out && i < *count && i < 2; i++) {
+  for (uint32_t i = 0; *count && out && i < *count && i < GROUPS; i++) {
     out[i].flags = i ? 2 : 3;
     out[i].pattern = 16;
-    out[i].queues = i ? 2 : 1;
+    out[i].queues = QUEUES[i];
   }
-  if (!*count || *count > 2) *count = 2;
+  if (!*count || *count > GROUPS) *count = GROUPS;
   LEAVE(SUCCESS);
+}
+
+/* What runtimes ask of a device that has no kernels: nothing, in structs that they have zeroed. */
+Result nothing_to_say(void) { return SUCCESS; }
+
+Result zeDeviceGetCacheProperties(void *device, uint32_t *count, void *out) {
+  (void)device, (void)out;
+  *count = 0;
+  return SUCCESS;
+}
+
+Result zeDeviceCanAccessPeer(void *device, void *other, uint8_t *out) {
+  *out = device == other;
+  return SUCCESS;
 }
 
 typedef struct {

@@ -4,9 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { GROUPS = 2 };
-static const uint32_t QUEUES[GROUPS] = {1, 2};
-
 static int touches(const char *start, size_t size, const char *other, size_t other_size) {
   return start < other + other_size && other < start + size;
 }

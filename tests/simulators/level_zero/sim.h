@@ -16,7 +16,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { MAX_DEVICES = 8 };
+enum { MAX_DEVICES = 8, GROUPS = 3 };
 
 typedef uint32_t Result;
 enum {
@@ -126,6 +126,7 @@ typedef struct {
   int stale_byte, eager, frozen, pointer_type, imports_exist, sysman;
 } World;
 
+extern const uint32_t QUEUES[GROUPS]; /* engines of each group */
 extern World world;
 extern Device devices[MAX_DEVICES];
 extern Object the_driver;

@@ -19,6 +19,7 @@
   X(zeCommandListAppendBarrier) X(zeCommandListAppendMemoryCopy) X(zeCommandListAppendMemoryFill)                 \
   X(zeEventPoolCreate) X(zeEventPoolDestroy) X(zeEventCreate) X(zeEventDestroy) X(zeEventHostSynchronize)         \
   X(zeEventQueryStatus) X(zeEventHostReset) X(zeEventHostSignal) X(zesInit) X(zesDriverGet) X(zesDeviceGet)                            \
+  X(zeDeviceGetCacheProperties) X(zeDeviceCanAccessPeer) X(nothing_to_say)              \
   X(zesDeviceGetProperties) X(zesDeviceEnumMemoryModules) X(zesMemoryGetState)
 
 #define DECLARE(name) extern Result name(void);
@@ -51,7 +52,10 @@ TABLE(zeGetGlobalProcAddrTable, OLD(0, zeInit), SINCE(10, 1, zeInitDrivers))
 TABLE(zeGetDriverProcAddrTable, OLD(0, zeDriverGet), OLD(1, zeDriverGetApiVersion), OLD(2, zeDriverGetProperties),
       OLD(4, zeDriverGetExtensionProperties), OLD(5, zeDriverGetExtensionFunctionAddress))
 TABLE(zeGetDeviceProcAddrTable, OLD(0, zeDeviceGet), OLD(1, zeDeviceGetSubDevices), OLD(2, zeDeviceGetProperties),
-      OLD(5, zeDeviceGetCommandQueueGroupProperties), OLD(6, zeDeviceGetMemoryProperties),
+      OLD(3, nothing_to_say), OLD(4, nothing_to_say), OLD(5, zeDeviceGetCommandQueueGroupProperties),
+      OLD(6, zeDeviceGetMemoryProperties), OLD(7, nothing_to_say), OLD(8, zeDeviceGetCacheProperties),
+      OLD(9, nothing_to_say), OLD(10, nothing_to_say), OLD(11, nothing_to_say), OLD(12, zeDeviceCanAccessPeer),
+      OLD(13, nothing_to_say),
       SINCE(7, 18, zeDeviceGetRootDevice))
 TABLE(zeGetContextProcAddrTable, OLD(0, zeContextCreate), OLD(1, zeContextDestroy), SINCE(1, 8, zeContextCreateEx))
 TABLE(zeGetVirtualMemProcAddrTable, OLD(0, zeVirtualMemReserve), OLD(1, zeVirtualMemFree),
