@@ -35,7 +35,7 @@ class Capabilities:
         ``stage(tags)`` copies contents while they are in use, so that a suspend has less
         left to copy.
     supports_durable_storage : bool
-        What a suspend keeps survives the end of this process.
+        What a suspend keeps can survive the end of this process.
     releases_device_context : bool
         The device context itself is given back, not only allocations.
     owns_allocations : bool

@@ -13,7 +13,8 @@
     ├── RequestError (ValueError)           refused before anything changed
     │   ├── UnknownTagError                 no such tag; ``known``
     │   ├── InvalidLevelError               no such sleep level
-    │   └── PolicyConflictError             the request contradicts a policy or a residency
+    │   ├── PolicyConflictError             the request contradicts a policy or a residency
+    │   └── CheckpointRefusedError          this process would not survive a checkpoint
     ├── UnsupportedOperationError           the backend lacks the ability
     ├── ClosedError                         used after ``close()``
     ├── BusyError                           somebody else holds the memory; ``holders``
@@ -27,6 +28,10 @@
     ├── StorageError                        a place for saved bytes cannot be used
     ├── WeightsFileError                    a weights file is missing or damaged
     ├── MechanismError                      a driver or system call failed
+    │   └── CheckpointError                 a step of checkpointing a process; ``states``
+    │       ├── LockTimeoutError            its work did not end in time (also a timeout)
+    │       ├── HelperError                 the helper process died or did not answer
+    │       └── ProcessLostError            a process cannot run on
     ├── ContentsLostError                   saved bytes are damaged; never used
     └── HookError                           an engine hook raised; the engine is FAULTED
 
@@ -158,6 +163,10 @@ class PolicyConflictError(RequestError):
     """The request contradicts a tag's policy or what already happened to the tag."""
 
 
+class CheckpointRefusedError(RequestError):
+    """A process cannot be checkpointed, or would not survive it; nothing was touched."""
+
+
 class UnsupportedOperationError(SleepBackendsError):
     """The backend has no such ability; its capabilities say so beforehand."""
 
@@ -225,6 +234,48 @@ class WeightsFileError(SleepBackendsError):
 
 class MechanismError(SleepBackendsError):
     """A driver or system call failed; ``report`` says what is where."""
+
+
+class CheckpointError(MechanismError):
+    """A step of checkpointing processes failed.
+
+    Parameters
+    ----------
+    step : str
+        ``"lock"``, ``"checkpoint"``, ``"restore"``, ``"unlock"`` or ``"state"``.
+    answers : mapping of int to str
+        What the driver answered, by process number, where that was not success.
+    states : mapping of int to str
+        The state of each process afterwards, as far as the driver told.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        step: str = "",
+        answers: Mapping[int, str] | None = None,
+        states: Mapping[int, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(message, **kwargs)
+        self.step = step
+        self.answers = dict(answers or {})
+        self.states = dict(states or {})
+
+
+class LockTimeoutError(CheckpointError, TransitionTimeoutError):
+    """Work that was submitted to the device did not end in time; all processes run on."""
+
+
+class HelperError(CheckpointError):
+    """The process that calls the driver died or did not answer; ``states`` says what is so now."""
+
+
+class ProcessLostError(CheckpointError):
+    """A process is asleep for good, failed or gone; it has to be replaced."""
+
+    recoverable = False
 
 
 class ContentsLostError(SleepBackendsError):

@@ -15,7 +15,7 @@ from sleepbackends.fallback import run_release
 from sleepbackends.observers import Observers
 from sleepbackends.plan import Plan, plan_release, plan_sleep, plan_wake
 from sleepbackends.policies import Policies, check_level
-from sleepbackends.protocol import SleepModeBackend, Staging
+from sleepbackends.protocol import SleepModeBackend, Staging, capabilities_of_sleep
 from sleepbackends.reports import TransitionReport
 from sleepbackends.selection import open_backend
 from sleepbackends.service import Service
@@ -117,9 +117,8 @@ class Orchestrator:
 
     def plan_sleep(self, level: int = 1) -> Plan:
         """Tell what ``sleep(level)`` would do; raises what it would refuse with."""
-        return plan_sleep(
-            level, self.backend.state(), self._policies, self.capabilities, self._stager.staged()
-        )
+        able = capabilities_of_sleep(self.backend, level, self._policies)
+        return plan_sleep(level, self.backend.state(), self._policies, able, self._stager.staged())
 
     def plan_wake(self, tags: Collection[str] | None = None) -> Plan:
         """Tell what ``wake_up(tags)`` would do; raises what it would refuse with."""
@@ -183,14 +182,15 @@ class Orchestrator:
         policies = policies or self._policies
         control = control or self._control(timeout_s, on_progress)
         with self._transitions.begin("sleep", control) as transition:
-            plan_sleep(level, transition.before, policies, self.capabilities)
+            able = capabilities_of_sleep(self.backend, level, policies)
+            plan_sleep(level, transition.before, policies, able)
             paused = self._service.pause(mode or self.config.quiesce_mode, control)
             steps: list[TransitionReport] = []
             if level:
                 with self._service.serving_on_after_failure(paused):
-                    self._service.before_suspend()
+                    self._service.before_suspend(able)
                     steps.append(self.backend.suspend(level, policies=policies, control=control))
-                self._service.after_step(steps[0])
+                self._service.after_step(steps[0], able)
             self._service.rest()
             return transition.report(steps, changed=paused)
 
@@ -297,12 +297,12 @@ class Orchestrator:
                     self._service.releases.during(transition.before, tags),
                 ):
                     if plan.strategy.suspends_everything:
-                        self._service.before_suspend()
+                        self._service.before_suspend(self.capabilities)
                     for step in run_release(
                         plan.strategy, self.backend, tags, self._policies, control
                     ):
                         steps.append(step)
-                        self._service.after_step(step, released=tags)
+                        self._service.after_step(step, self.capabilities, released=tags)
                 self._service.settle()
             return transition.report(steps, plan=plan)
 

@@ -66,7 +66,7 @@ class Plan:
     reload_tags : frozenset of str
         Tags that the engine would have to refill.
     survives_exit : bool
-        Whether what is kept would survive the end of this process.
+        Whether what is kept can survive the end of this process.
     releases_device_context : bool
         Whether the device context would go as well.
     """

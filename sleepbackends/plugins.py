@@ -28,7 +28,9 @@ from sleepbackends import hookspecs
 from sleepbackends.errors import PluginError
 from sleepbackends.hookspecs import PROJECT_NAME, BackendSpec
 
-BUILTIN_PLUGINS = tuple(f"sleepbackends.{name}.plugin" for name in ("host", "cumem", "xpu"))
+BUILTIN_PLUGINS = tuple(
+    f"sleepbackends.{name}.plugin" for name in ("host", "cumem", "xpu", "checkpoint")
+)
 """Modules of this package that are plugins; they load first and cannot be disabled."""
 
 DISABLE_VARIABLE = "SLEEPBACKENDS_DISABLE_PLUGINS"

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from sleepbackends.capabilities import Capabilities
 from sleepbackends.control import Control
-from sleepbackends.policies import Policies
+from sleepbackends.policies import Policies, check_level
 from sleepbackends.reports import (
     DiscardReport,
     ResumeReport,
@@ -232,6 +232,30 @@ class StagingBackend(SleepModeBackend, Protocol):
     def staged(self) -> Staged:
         """Tell what is saved of memory that is in use."""
         ...
+
+
+class LayeredBackend(SleepModeBackend, Protocol):
+    """A backend whose sleeps differ in depth, and with it in what survives them."""
+
+    def capabilities_of_sleep(self, level: int, policies: Policies) -> Capabilities:
+        """Return the flags that hold for one sleep."""
+        ...
+
+
+def capabilities_of_sleep(
+    backend: SleepModeBackend, level: int, policies: Policies
+) -> Capabilities:
+    """Return what is true of one sleep: the backend's flags, unless its sleeps differ.
+
+    Raises
+    ------
+    InvalidLevelError
+        If there is no such level.
+    """
+    check_level(level)
+    ask: Any = getattr(backend, "capabilities_of_sleep", None)
+    answer: Capabilities = backend.capabilities if ask is None else ask(level, policies)
+    return answer
 
 
 class AllocatingBackend(SleepModeBackend, Protocol):

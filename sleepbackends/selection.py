@@ -6,8 +6,14 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sleepbackends.config import SleepConfig
-from sleepbackends.errors import NoUsableBackendError
+from sleepbackends.composite import CompositeBackend
+from sleepbackends.config import SleepConfig, did_you_mean
+from sleepbackends.errors import (
+    ConfigurationError,
+    InvalidOptionsError,
+    NoUsableBackendError,
+    add_note,
+)
 from sleepbackends.plugins import AUTO
 from sleepbackends.protocol import SleepModeBackend
 from sleepbackends.registry import Registry
@@ -56,7 +62,8 @@ def select(registry: Registry, config: SleepConfig) -> Selection:
         If the choice is automatic and none is available; ``attempts`` says why, one by one.
     """
     if config.backend != AUTO:
-        registry.get(config.backend)
+        for name in parts(registry, config.backend):
+            registry.get(name)
         return Selection(config.backend, "named by the configuration")
 
     passed_over: dict[str, str] = {}
@@ -105,9 +112,61 @@ def open_backend(config: SleepConfig, registry: Registry | None = None) -> Opene
     for failure in registry.failures:
         logger.warning("a plugin was not loaded: %s", failure)
     selection = select(registry, config)
-    backend = registry.create(selection.name, config.options, config.settings)
+    backend = _create(registry, selection.name, config)
     logger.info("using the backend %r: %s", selection.name, selection.reason)
     return OpenedBackend(backend, selection)
+
+
+def parts(registry: Registry, name: str) -> tuple[str, ...]:
+    """Return the names of the backends that a name stands for: two for ``outer+inner``.
+
+    Raises
+    ------
+    ConfigurationError
+        If there are more than two, or one has no name.
+    """
+    if name in registry.specs or "+" not in name:
+        return (name,)
+    found = tuple(name.split("+"))
+    if len(found) != 2 or not all(found):
+        raise ConfigurationError(
+            f"backend {name!r} does not name two backends",
+            hint="name one that owns memory and one that takes the process: 'cumem+checkpoint'",
+        )
+    return found
+
+
+def _create(registry: Registry, name: str, config: SleepConfig) -> SleepModeBackend:
+    names = parts(registry, name)
+    if len(names) == 1:
+        return registry.create(name, config.options, config.settings)
+    own = dict(config.options)
+    depth = own.pop("depth", "process")
+    options = {part: own.pop(part, {}) for part in names}
+    if own or depth not in ("memory", "process"):
+        wrong = ", ".join(
+            f"{key!r}{did_you_mean(str(key), [*names, 'depth'])}" for key in own or ["depth"]
+        )
+        raise InvalidOptionsError(
+            f"the options of {name!r} cannot be used: {wrong}",
+            hint=f"put the options of each under its name ({', '.join(names)}); depth is "
+            "'memory' or 'process'",
+            backend=name,
+        )
+    outer = registry.create(names[0], options[names[0]], config.settings)
+    try:
+        inner = registry.create(names[1], options[names[1]], config.settings)
+        try:
+            return CompositeBackend(outer, inner, config.settings, depth=depth)
+        except BaseException:
+            inner.close()
+            raise
+    except BaseException as error:
+        try:
+            outer.close()
+        except Exception as second:  # noqa: BLE001 - the first failure is the one to report
+            add_note(error, f"closing {names[0]!r} raised {second!r}")
+        raise
 
 
 def _none_usable(registry: Registry, passed_over: Mapping[str, str]) -> NoUsableBackendError:

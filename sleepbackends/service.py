@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
+from sleepbackends.capabilities import Capabilities
 from sleepbackends.control import Control
 from sleepbackends.engine import EngineHooks, QuiesceMode
 from sleepbackends.errors import (
@@ -118,14 +119,20 @@ class Service:
             return
         raise SuspendedError(f"not admitted: {why}", hint="wake_up() first", tags=wanted)
 
-    def before_suspend(self) -> None:
-        """Prepare the engine for a suspend of everything."""
-        self.owed.tear_down(self._backend.capabilities)
+    def before_suspend(self, capabilities: Capabilities) -> None:
+        """Prepare the engine for a suspend of which these flags are true."""
+        self.owed.tear_down(capabilities)
 
-    def after_step(self, step: TransitionReport, *, released: Collection[str] = ()) -> None:
+    def after_step(
+        self,
+        step: TransitionReport,
+        capabilities: Capabilities,
+        *,
+        released: Collection[str] = (),
+    ) -> None:
         """Note what a step of the backend leaves to be done."""
         if step.operation == "suspend":
-            self.owed.suspended(self._backend.capabilities)
+            self.owed.suspended(capabilities)
         self.releases.note(step, released)
         self.owed.stale(step.dropped_tags | frozenset(released))
 
@@ -137,6 +144,10 @@ class Service:
         except HookError:
             raise
         except Exception as error:
+            report = getattr(error, "report", None)
+            if isinstance(report, TransitionReport):
+                # Contents that were dropped before it failed are gone all the same.
+                self.owed.stale(report.dropped_tags)
             if was_serving:
                 try:
                     self.settle()
@@ -178,6 +189,8 @@ class Service:
 
     def _context_gone(self, state: BackendState) -> bool:
         # Hooks may use the device, so they wait until it is there again.
+        if state.context_released is not None:
+            return state.context_released
         return self._backend.capabilities.releases_device_context and bool(state.asleep_tags())
 
     def _refill(self, undefined: frozenset[str]) -> None:

@@ -68,6 +68,10 @@ class BackendState:
     """What one backend holds, tag by tag, at one moment."""
 
     tags: Mapping[str, TagState] = field(default_factory=lambda: MappingProxyType({}))
+    """The blocks of each tag, added up."""
+    context_released: bool | None = None
+    """Whether the device context is gone as well, so that nobody may use the device. None: as the
+    capabilities say, as soon as anything is asleep."""
 
     @property
     def mapped_bytes(self) -> int:

@@ -20,15 +20,16 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # this list; folders not named here belong to the last layer.
 LAYERS = [
     {"errors", "availability", "capabilities", "deprecation"},
+    {"cuda_bindings"},
     {"policies", "residency", "state", "control"},
     {"ledger", "lock", "reports", "mechanism", "settings", "protocol", "transactions", "failures"},
-    {"base", "engine", "hookspecs", "host_limits", "interpreter", "leases"},
+    {"base", "composite", "engine", "hookspecs", "host_limits", "interpreter", "leases"},
     {"sleep_state", "fallback", "obligations", "plan", "engine_state", "service", "staging"},
     {"observers", "transition"},
     {"tensors"},
     {"hostmemory"},
     {"vmm"},
-    {"host", "cumem", "xpu"},
+    {"host", "cumem", "xpu", "checkpoint"},
     {"plugins", "registry", "config", "selection"},
     {"orchestrator"},
     {"aio", "calls", "metrics"},
@@ -38,7 +39,7 @@ LAYERS = [
     {"cli"},
     {"adapters"},
 ]
-BACKENDS = {"host", "cumem", "xpu"}
+BACKENDS = {"host", "cumem", "xpu", "checkpoint"}
 
 
 def layer_of(name: str) -> int:

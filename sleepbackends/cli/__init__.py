@@ -15,6 +15,7 @@ from sleepbackends.cli.doctor import examine_machine
 from sleepbackends.cli.host_copies import show_host_copies
 from sleepbackends.cli.new import new_package
 from sleepbackends.cli.output import report_error
+from sleepbackends.cli.process import restore_process, resume_process
 from sleepbackends.cli.serve import serve
 from sleepbackends.cli.verify import verify_backend
 from sleepbackends.errors import SleepBackendsError
@@ -63,6 +64,8 @@ app.command("host-copies")(show_host_copies)
 app.command("serve")(serve)
 app.command("verify")(verify_backend)
 app.command("new")(new_package)
+app.command("resume")(resume_process)
+app.command("restore")(restore_process)
 
 
 def main() -> None:

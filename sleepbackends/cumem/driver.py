@@ -9,14 +9,12 @@ and are refused.
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from sleepbackends.availability import Availability
+from sleepbackends.cuda_bindings import bindings_problem
 from sleepbackends.cumem.current import Current
 from sleepbackends.cumem.errors import error_of
 from sleepbackends.cumem.fingerprint import CudaFingerprints
@@ -34,26 +32,7 @@ from sleepbackends.vmm.fingerprint import Pending, Span
 
 logger = logging.getLogger(__name__)
 
-BINDINGS = ((12, 9, 1), (13, 0, 2))
-"""The oldest release of each major version of cuda-bindings that lets the GIL go."""
-
 LIBRARY = "libcuda.so.1"
-
-
-def bindings_problem() -> Availability | None:
-    """Say what is wrong with the installed cuda-bindings; None if nothing is."""
-    install = "pip install 'sleepbackends[cuda]'"
-    try:
-        text = version("cuda-bindings")
-    except PackageNotFoundError:
-        return Availability(False, "cuda-bindings is not installed", install)
-    numbers = tuple(map(int, re.findall(r"\d+", text)[:3]))
-    if numbers >= BINDINGS[-1] or any(old <= numbers < (old[0] + 1,) for old in BINDINGS):
-        return None
-    wanted = " or ".join(f"{'.'.join(map(str, old))} and newer" for old in BINDINGS)
-    return Availability(
-        False, f"cuda-bindings {text} holds the GIL in driver calls; {wanted} do not", install
-    )
 
 
 class CudaDriver:

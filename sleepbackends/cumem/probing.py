@@ -8,8 +8,9 @@ from __future__ import annotations
 import ctypes
 
 from sleepbackends.availability import Availability
+from sleepbackends.cuda_bindings import bindings_problem
 from sleepbackends.cumem.accelerator import CUDA
-from sleepbackends.cumem.driver import LIBRARY, CudaDriver, bindings_problem
+from sleepbackends.cumem.driver import LIBRARY, CudaDriver
 from sleepbackends.errors import SleepBackendsError
 from sleepbackends.vmm.probing import Asking, answer_whoever_asked, probe_driver, refusal
 

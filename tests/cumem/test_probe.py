@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from sleepbackends.availability import Availability
-from sleepbackends.cumem import driver, probing
+from sleepbackends import cuda_bindings
+from sleepbackends.cumem import probing
 from sleepbackends.cumem.backend import CumemBackend
-from sleepbackends.cumem.driver import CudaDriver, bindings_problem
+from sleepbackends.cumem.driver import CudaDriver
 from sleepbackends.errors import BackendUnavailableError
 from sleepbackends.vmm import address_space
 from sleepbackends.vmm import probing as elsewhere
@@ -45,8 +46,8 @@ Children = Callable[[int], None]
     ],
 )
 def test_versions(monkeypatch: pytest.MonkeyPatch, text: str, good: bool) -> None:
-    monkeypatch.setattr(driver, "version", lambda _: text)
-    problem = bindings_problem()
+    monkeypatch.setattr(cuda_bindings, "version", lambda _: text)
+    problem = cuda_bindings.bindings_problem()
     assert (problem is None) == good
     if problem is not None:
         assert text in problem.reason
@@ -77,7 +78,7 @@ def test_without_bindings(monkeypatch: pytest.MonkeyPatch, no_child: None) -> No
     def missing(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(driver, "version", missing)
+    monkeypatch.setattr(cuda_bindings, "version", missing)
     answer = CumemBackend.probe()
     assert not answer.ok
     assert "not installed" in answer.reason
@@ -86,7 +87,7 @@ def test_without_bindings(monkeypatch: pytest.MonkeyPatch, no_child: None) -> No
 
 
 def test_old_bindings(monkeypatch: pytest.MonkeyPatch, no_child: None) -> None:
-    monkeypatch.setattr(driver, "version", lambda _: "12.8.0")
+    monkeypatch.setattr(cuda_bindings, "version", lambda _: "12.8.0")
     assert "GIL" in CumemBackend.probe().reason
 
 

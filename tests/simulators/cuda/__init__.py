@@ -23,13 +23,14 @@ from tests.simulators.cuda.reports import (
     ProcessUsage,
     RangeReport,
 )
-from tests.simulators.cuda.shared import SharedDevices
+from tests.simulators.cuda.shared import Mishap, SharedDevices
 
 __all__ = [
     "DEFAULT_DIRECTORY",
     "DeviceUsage",
     "HandleReport",
     "MappingReport",
+    "Mishap",
     "ProcessUsage",
     "RangeReport",
     "Sanitizer",

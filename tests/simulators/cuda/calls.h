@@ -77,7 +77,13 @@
     X(cuModuleLoadDataEx, 2010, cuModuleLoadDataEx)                   \
     X(cuModuleUnload, 2000, cuModuleUnload)                           \
     X(cuModuleGetFunction, 2000, cuModuleGetFunction)                 \
-    X(cuLaunchKernel, 4000, cuLaunchKernel)
+    X(cuLaunchKernel, 4000, cuLaunchKernel)                           \
+    X(cuCheckpointProcessLock, 12080, cuCheckpointProcessLock)        \
+    X(cuCheckpointProcessCheckpoint, 12080, cuCheckpointProcessCheckpoint) \
+    X(cuCheckpointProcessRestore, 12080, cuCheckpointProcessRestore)  \
+    X(cuCheckpointProcessUnlock, 12080, cuCheckpointProcessUnlock)    \
+    X(cuCheckpointProcessGetState, 12080, cuCheckpointProcessGetState) \
+    X(cuCheckpointProcessGetRestoreThreadId, 12080, cuCheckpointProcessGetRestoreThreadId)
 
 /* Forms that a caller who asks for a newer version gets under the same name. */
 #define LATER_FORMS(X)                                  \

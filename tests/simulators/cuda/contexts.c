@@ -62,6 +62,7 @@ API CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device)
     if (context->sticky)
         return leave(context->sticky);
     context->references++;
+    pool_register();
     *out = context;
     return leave(SUCCESS);
 }

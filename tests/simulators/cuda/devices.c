@@ -15,6 +15,12 @@ static uint64_t setting(const char *name, uint64_t otherwise)
     return text && *text ? strtoull(text, NULL, 10) : otherwise;
 }
 
+/* Before cuInit too, as management tools ask. */
+int device_count(void)
+{
+    return sim.device_count < 0 ? (int)setting("SLEEPBACKENDS_SIM_DEVICES", 1) : sim.device_count;
+}
+
 API CUresult cuInit(unsigned flags)
 {
     CUresult result = enter(CALL_cuInit, NEEDS_NOTHING);
@@ -25,8 +31,7 @@ API CUresult cuInit(unsigned flags)
         return leave(INVALID_VALUE);
     if (sim.initialised)
         return leave(SUCCESS);
-    if (sim.device_count < 0)
-        sim.device_count = (int)setting("SLEEPBACKENDS_SIM_DEVICES", 1);
+    sim.device_count = device_count();
     if (sim.device_count < 1 || sim.device_count > MAX_DEVICES)
         return leave(NO_DEVICE);
     pool_open();
@@ -108,7 +113,7 @@ static const struct {
     {200, "CUDA_ERROR_INVALID_IMAGE", "the image cannot be loaded"},
     {OPERATING_SYSTEM, "CUDA_ERROR_OPERATING_SYSTEM", "an operating system call failed"},
     {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid handle"},
-    {401, "CUDA_ERROR_ILLEGAL_STATE", "not possible in this state"},
+    {ILLEGAL_STATE, "CUDA_ERROR_ILLEGAL_STATE", "not possible in this state"},
     {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "no such symbol"},
     {NOT_READY, "CUDA_ERROR_NOT_READY", "not finished yet"},
     {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "access to an illegal address"},
@@ -120,7 +125,7 @@ static const struct {
     {719, "CUDA_ERROR_LAUNCH_FAILED", "a launch failed"},
     {NOT_PERMITTED, "CUDA_ERROR_NOT_PERMITTED", "not permitted here"},
     {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "not supported"},
-    {999, "CUDA_ERROR_UNKNOWN", "unknown error"},
+    {UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 
 static CUresult describe(enum call call, CUresult code, bool as_name, const char **out)
@@ -208,14 +213,19 @@ API CUresult cuDeviceGetName(char *name, int length, CUdevice device)
 }
 
 /* The same in every process, as a real device's is. */
+void uuid_of(unsigned char *uuid, int device)
+{
+    memcpy(uuid, "simulated-gpu-\0\0", 16);
+    uuid[15] = (unsigned char)device;
+}
+
 API CUresult cuDeviceGetUuid_v2(unsigned char *uuid, CUdevice device)
 {
     CUresult result = device_enter(CALL_cuDeviceGetUuid, uuid, device);
 
     if (result)
         return result;
-    memcpy(uuid, "simulated-gpu-\0\0", 16);
-    uuid[15] = (unsigned char)device;
+    uuid_of(uuid, device);
     return leave(SUCCESS);
 }
 

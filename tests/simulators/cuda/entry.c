@@ -63,6 +63,8 @@ CUresult enter(enum call call, int needs)
 {
     if (forked)
         return NOT_INITIALIZED;
+    if (needs != NEEDS_NOTHING)
+        pool_wait_until_running();
     pthread_mutex_lock(&sim.lock);
     CUresult result = injected(call);
     if (!result && needs != NEEDS_NOTHING) {

@@ -17,11 +17,7 @@
 #include <unistd.h>
 
 #define MAX_PROCESSES 64
-#define MAGIC "SBSIM\0\0\1"
-
-struct slot {
-    uint64_t process, started, used[MAX_DEVICES];
-};
+#define MAGIC "SBSIM\0\0\2"
 
 struct pool {
     char magic[8];
@@ -30,7 +26,11 @@ struct pool {
 };
 
 static struct pool own, *pool; /* NULL until something asks */
+static struct slot *registered; /* this process's, once it has a context */
 static int file = -1;
+
+static uint64_t used_by_all(int device);
+static uint64_t available(int device);
 
 static void fail(const char *what)
 {
@@ -38,11 +38,18 @@ static void fail(const char *what)
     abort();
 }
 
+/* Threads of one process share what flock holds, so they need a lock of their own. */
+static pthread_mutex_t threads = PTHREAD_MUTEX_INITIALIZER;
+
 static void lock_file(int operation)
 {
+    if (operation == LOCK_EX)
+        pthread_mutex_lock(&threads);
     while (file >= 0 && flock(file, operation))
         if (errno != EINTR)
             fail("simulated CUDA driver: flock");
+    if (operation == LOCK_UN)
+        pthread_mutex_unlock(&threads);
 }
 
 /* 0 for a process that has ended, even if nobody has waited for it yet. */
@@ -110,8 +117,10 @@ static struct slot *my_slot(void)
     static uint64_t me, started;
     struct slot *empty = NULL;
 
-    if (file < 0)
+    if (file < 0) {
+        own.slots[0].process = (uint64_t)getpid();
         return &own.slots[0];
+    }
     if (!me) {
         me = (uint64_t)getpid();
         started = start_time(me);
@@ -136,13 +145,105 @@ void pool_close(void)
         struct slot *mine = my_slot();
         if (mine)
             memset(mine, 0, sizeof *mine);
-        lock_file(LOCK_UN);
         munmap(pool, sizeof *pool);
-        close(file);
+        close(file); /* which lets go of its lock */
         file = -1;
+        lock_file(LOCK_UN);
     }
     pool = NULL;
+    __atomic_store_n(&registered, NULL, __ATOMIC_RELEASE);
 }
+
+/* ---------------------------------------------------------------- processes, for checkpoints */
+
+/* This process has a context from now on, so that it can be checkpointed. */
+void pool_register(void)
+{
+    lock_file(LOCK_EX);
+    struct slot *mine = my_slot();
+    if (mine)
+        mine->has_context = 1;
+    lock_file(LOCK_UN);
+    __atomic_store_n(&registered, mine, __ATOMIC_RELEASE);
+}
+
+/* Calls of a process that is locked wait; so do they while it is being locked. */
+void pool_wait_until_running(void)
+{
+    struct slot *mine;
+
+    while ((mine = __atomic_load_n(&registered, __ATOMIC_ACQUIRE)) &&
+           (__atomic_load_n(&mine->state, __ATOMIC_ACQUIRE) != RUNNING ||
+            __atomic_load_n(&mine->locking, __ATOMIC_ACQUIRE)))
+        usleep(500);
+}
+
+/* Look a process up and hold its record still: NULL, and an answer, if there is none. */
+struct slot *pool_hold(int process, CUresult *why_not)
+{
+    struct slot *found = NULL;
+
+    pool_open();
+    lock_file(LOCK_EX);
+    for (struct slot *slot = pool->slots; slot < pool->slots + MAX_PROCESSES; slot++)
+        if (slot->process == (uint64_t)process && slot->has_context &&
+            (file < 0 || slot->started == start_time(slot->process)))
+            found = slot;
+    *why_not = found                              ? SUCCESS
+               : start_time((uint64_t)process)    ? NOT_INITIALIZED
+                                                  : OPERATING_SYSTEM;
+    if (!found)
+        lock_file(LOCK_UN);
+    return found;
+}
+
+void pool_let_go(void)
+{
+    lock_file(LOCK_UN);
+}
+
+/* With the process held: its bytes leave the devices. */
+void pool_save(struct slot *slot)
+{
+    for (int device = 0; device < MAX_DEVICES; device++) {
+        slot->saved[device] = slot->used[device];
+        slot->used[device] = 0;
+    }
+}
+
+/* With the process held: its bytes come back, all or none. */
+bool pool_restore(struct slot *slot)
+{
+    for (int device = 0; device < MAX_DEVICES; device++)
+        if (slot->saved[device] > available(device))
+            return false;
+    for (int device = 0; device < MAX_DEVICES; device++) {
+        slot->used[device] += slot->saved[device];
+        slot->saved[device] = 0;
+    }
+    return true;
+}
+
+/* What a device's processes use: at most `room` rows, answers how many there are. */
+size_t pool_processes(int device, struct process_use *rows, size_t room)
+{
+    size_t count = 0;
+
+    pool_open();
+    lock_file(LOCK_EX);
+    used_by_all(device); /* forgets those that ended */
+    for (struct slot *slot = pool->slots; slot < pool->slots + MAX_PROCESSES; slot++) {
+        if (!slot->process || !slot->used[device])
+            continue;
+        if (count < room)
+            rows[count] = (struct process_use){slot->process, slot->used[device]};
+        count++;
+    }
+    lock_file(LOCK_UN);
+    return count;
+}
+
+/* ---------------------------------------------------------------------------- bytes in use */
 
 /* With the file locked. */
 static uint64_t used_by_all(int device)

@@ -47,6 +47,7 @@ enum {
     INVALID_CONTEXT = 201,
     OPERATING_SYSTEM = 304,
     INVALID_HANDLE = 400,
+    ILLEGAL_STATE = 401,
     NOT_FOUND = 500,
     NOT_READY = 600,
     ILLEGAL_ADDRESS = 700,
@@ -54,7 +55,8 @@ enum {
     HOST_MEMORY_ALREADY_REGISTERED = 712,
     HOST_MEMORY_NOT_REGISTERED = 713,
     NOT_PERMITTED = 800,
-    NOT_SUPPORTED = 801
+    NOT_SUPPORTED = 801,
+    UNKNOWN = 999
 };
 
 enum { LOCATION_DEVICE = 1, ALLOCATION_PINNED = 1 };
@@ -287,9 +289,37 @@ void pool_usage(int device, uint64_t *free_bytes, uint64_t *mine);
 void pool_set_budget(int device, uint64_t budget);
 uint64_t pool_budget(int device);
 
+enum process_state { RUNNING, LOCKED, CHECKPOINTED, FAILED };
+enum step { STEP_LOCK, STEP_CHECKPOINT, STEP_RESTORE, STEP_UNLOCK, STEP_GET_STATE, STEP_COUNT };
+
+/* What all processes know of one; the file of shared devices is made of these. */
+struct slot {
+    uint64_t process, started, used[MAX_DEVICES];
+    uint64_t saved[MAX_DEVICES]; /* what a checkpoint took from the devices */
+    uint64_t has_context, state, locking, wedged;
+    uint64_t busy;               /* set by tests: work that does not end */
+    uint64_t migrations;         /* pairs of devices that the last restore was given */
+    uint64_t steps[STEP_COUNT];  /* how often each was asked for */
+    uint64_t faults[STEP_COUNT]; /* set by tests; see checkpoint.c */
+};
+
+struct process_use {
+    uint64_t process, bytes;
+};
+
+void pool_register(void);
+void pool_wait_until_running(void);
+struct slot *pool_hold(int process, CUresult *why_not);
+void pool_let_go(void);
+void pool_save(struct slot *slot);
+bool pool_restore(struct slot *slot);
+size_t pool_processes(int device, struct process_use *rows, size_t room);
+
 /* --------------------------------------------------------------- devices.c and contexts.c */
 
 bool is_device(int device);
+int device_count(void);
+void uuid_of(unsigned char *uuid, int device);
 uint64_t total_bytes(int device);
 bool can_map_memory(int device);
 struct context *current_context(void);

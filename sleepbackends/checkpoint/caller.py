@@ -1,0 +1,168 @@
+"""Has requests carried out: by the helper, by another one where that fails, or in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from sleepbackends.checkpoint.client import ANSWER_TIMEOUT_S, HelperClient, deadline_s
+from sleepbackends.checkpoint.device_memory import DeviceMonitor
+from sleepbackends.checkpoint.driver import CheckpointDriver
+from sleepbackends.checkpoint.failures import describe, error_of
+from sleepbackends.checkpoint.messages import Reply, Request
+from sleepbackends.checkpoint.operations import Operations
+from sleepbackends.checkpoint.options import CheckpointOptions
+from sleepbackends.checkpoint.runtime import RuntimeDirectory
+from sleepbackends.checkpoint.states import ProcessState
+from sleepbackends.checkpoint.targets import Target
+from sleepbackends.errors import BackendUnavailableError, HelperError
+
+Notice = Callable[[Mapping[int, ProcessState]], None]
+
+
+class Caller:
+    """Carries requests out on behalf of this process.
+
+    Parameters
+    ----------
+    owner : Target
+        This process.
+    directory : RuntimeDirectory
+        Where its socket, journal and locks are.
+    driver : CheckpointDriver
+        For what is done in this process.
+    options : CheckpointOptions
+        Whether there is a helper, and what it does when this process ends.
+    """
+
+    def __init__(
+        self,
+        owner: Target,
+        directory: RuntimeDirectory,
+        driver: CheckpointDriver,
+        options: CheckpointOptions,
+    ) -> None:
+        self._here = Operations(owner, directory, driver)
+        self._client = HelperClient(owner, directory.path, options.on_owner_exit)
+        self._helped = options.helper
+
+    @property
+    def helper_pid(self) -> int | None:
+        """The process number of the helper, if one was started."""
+        return self._client.pid
+
+    def start(self) -> None:
+        """Start the helper, if there is to be one, without waiting for it.
+
+        Raises
+        ------
+        HelperError
+            If no process can be started.
+        """
+        if self._helped:
+            self._client.start()
+
+    def stop(self) -> None:
+        """End the helper; the next request starts another."""
+        self._client.stop()
+
+    def devices(self) -> list[str]:
+        """List the UUIDs of all devices of this machine.
+
+        Raises
+        ------
+        BackendUnavailableError
+            If the management library cannot be used.
+        """
+        return DeviceMonitor().devices
+
+    def ask(self, request: Request) -> Reply:
+        """Ask something that changes nothing; another helper is asked if the first one fails.
+
+        Raises
+        ------
+        HelperError
+            If that one fails as well.
+        BackendUnavailableError
+            If no helper can work here.
+        """
+        if not self._helped:
+            return self._here.answer(request)
+        try:
+            return self._client.call(request, ANSWER_TIMEOUT_S)
+        except HelperError:
+            return self._client.call(request, ANSWER_TIMEOUT_S)
+
+    def change(self, request: Request, size_bytes: int, notice: Notice) -> Reply:
+        """Suspend or resume.
+
+        A helper that dies or hangs in a suspend leaves everything running, in a resume the next
+        one goes on with it: both by the states that it finds.
+
+        Parameters
+        ----------
+        request : Request
+            What to do.
+        size_bytes : int
+            What the processes hold, for the deadline.
+        notice : callable
+            Told the states that were found after a failure.
+
+        Raises
+        ------
+        HelperError
+            The helper failed. After a suspend everything runs; after a resume ``states`` says
+            what is so, and the call can be repeated.
+        ProcessLostError
+            It failed and what it did cannot be undone.
+        """
+        if not self._helped:
+            return self._here.answer(request)
+        timeout_s = deadline_s(request, size_bytes)
+        try:
+            return self._client.call(request, timeout_s)
+        except HelperError as error:
+            return self._recover(request, timeout_s, notice, error)
+        except BackendUnavailableError:
+            if request.op == "resume":  # from here, rather than not at all
+                return self._here.answer(request)
+            raise
+
+    def _recover(
+        self, request: Request, timeout_s: float, notice: Notice, error: HelperError
+    ) -> Reply:
+        states = self._states(request)
+        notice(states)
+        error.states = {pid: state.value for pid, state in states.items()}
+        if set(states.values()) == {ProcessState.RUNNING}:
+            if request.op == "suspend":
+                raise error
+            return Reply(id=request.id, ok=True, states=dict(states))
+        if not all(state.can_be_woken for state in states.values()):
+            lost = Reply(id=0, ok=False, kind="failed", step=request.op, states=dict(states))
+            raise error_of(request.op, lost) from error
+        waking = request.model_copy(update={"op": "resume"})
+        try:
+            reply = self._client.call(waking, timeout_s)
+        except HelperError as second:
+            states = self._states(request)
+            notice(states)
+            second.states = {pid: state.value for pid, state in states.items()}
+            raise second from error
+        except BackendUnavailableError:
+            reply = self._here.answer(waking)
+        notice(reply.states)
+        if request.op == "resume":
+            return reply
+        if not reply.ok:
+            raise error_of("resume", reply) from error
+        error.states = {pid: state.value for pid, state in reply.states.items()}
+        error.hint = f"it was undone ({describe(reply.states)}); the call can be repeated"
+        raise error
+
+    def _states(self, request: Request) -> dict[int, ProcessState]:
+        asking = request.model_copy(update={"op": "state"})
+        try:
+            return dict(self.ask(asking).states)
+        except (HelperError, BackendUnavailableError):
+            # The driver answers in this process too, as long as it is not this one's turn to wait.
+            return dict(self._here.answer(asking).states)
