@@ -198,6 +198,11 @@ class CheckpointBackend(BaseBackend[CheckpointOptions]):
         self._set_limits(control)
         return super().resume(tags, control=control)
 
+    @property
+    def helper_pid(self) -> int | None:
+        """The process number of the helper, if there is one now."""
+        return self._caller.helper_pid
+
     def process_states(self) -> dict[int, ProcessState]:
         """Ask the driver for the state of each process.
 

@@ -55,7 +55,7 @@ class Caller:
 
         Raises
         ------
-        HelperError
+        BackendUnavailableError
             If no process can be started.
         """
         if self._helped:
@@ -76,21 +76,15 @@ class Caller:
         return DeviceMonitor().devices
 
     def ask(self, request: Request) -> Reply:
-        """Ask something that changes nothing; another helper is asked if the first one fails.
-
-        Raises
-        ------
-        HelperError
-            If that one fails as well.
-        BackendUnavailableError
-            If no helper can work here.
-        """
-        if not self._helped:
-            return self._here.answer(request)
-        try:
-            return self._client.call(request, ANSWER_TIMEOUT_S)
-        except HelperError:
-            return self._client.call(request, ANSWER_TIMEOUT_S)
+        """Ask something that changes nothing: a helper, another one, or the driver from here."""
+        for _ in range(2 if self._helped else 0):
+            try:
+                return self._client.call(request, ANSWER_TIMEOUT_S)
+            except HelperError:
+                continue
+            except BackendUnavailableError:
+                break
+        return self._here.answer(request)
 
     def change(self, request: Request, size_bytes: int, notice: Notice) -> Reply:
         """Suspend or resume.
@@ -160,9 +154,4 @@ class Caller:
         raise error
 
     def _states(self, request: Request) -> dict[int, ProcessState]:
-        asking = request.model_copy(update={"op": "state"})
-        try:
-            return dict(self.ask(asking).states)
-        except (HelperError, BackendUnavailableError):
-            # The driver answers in this process too, as long as it is not this one's turn to wait.
-            return dict(self._here.answer(asking).states)
+        return dict(self.ask(request.model_copy(update={"op": "state"})).states)

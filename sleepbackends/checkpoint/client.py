@@ -85,7 +85,7 @@ class HelperClient:
 
         Raises
         ------
-        HelperError
+        BackendUnavailableError
             If no process can be started.
         """
         if self._process is not None and self._process.poll() is None:
@@ -104,9 +104,9 @@ class HelperClient:
                 env={k: v for k, v in os.environ.items() if k != "CUDA_CHECKPOINT_JOB_FILE"},
             )
         except OSError as error:
-            raise HelperError(
+            raise BackendUnavailableError(
                 f"the helper cannot be started: {error}",
-                hint="see that this process may start others",
+                hint="see that this process may start others, or do without: helper=False",
             ) from error
         self._greeted, self._received = False, b""
 

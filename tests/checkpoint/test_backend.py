@@ -1,0 +1,418 @@
+"""The backend in a process that has a context on the simulated driver."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sleepbackends.checkpoint import backend as module
+from sleepbackends.checkpoint.backend import TAG, CheckpointBackend
+from sleepbackends.checkpoint.options import CheckpointOptions
+from sleepbackends.checkpoint.states import ProcessState
+from sleepbackends.control import Control
+from sleepbackends.errors import (
+    BusyError,
+    CheckpointError,
+    CheckpointRefusedError,
+    DeviceMemoryError,
+    HelperError,
+    HostMemoryError,
+    LockTimeoutError,
+    PolicyConflictError,
+    ProcessLostError,
+    UnsupportedOperationError,
+)
+from sleepbackends.host_limits import HostMemory
+from sleepbackends.orchestrator import Orchestrator
+from sleepbackends.policies import Policies, Policy, TagPolicy
+from sleepbackends.residency import Residency
+from sleepbackends.settings import BackendSettings
+from sleepbackends.testing import FakeEngine
+from tests.checkpoint.conftest import MIB, SIZE, Sleepers
+from tests.simulators.cuda import Mishap, SharedDevices, Simulator
+from tests.simulators.cuda.driving import Driven, read, write
+
+ME = os.getpid()
+OUT_OF_MEMORY, NOT_SUPPORTED = 2, 801
+Make = Callable[..., CheckpointBackend]
+
+
+@pytest.fixture
+def address(simulator: Simulator) -> int:
+    """Plain memory of this process on the first device."""
+    cuda = Driven()
+    address = int(cuda.call("cuMemAlloc", SIZE))
+    write(address, b"weights")
+    return address
+
+
+@pytest.fixture
+def make(address: int, devices: SharedDevices, runtime: Path) -> Iterator[Make]:
+    opened: list[CheckpointBackend] = []
+
+    def make(settings: BackendSettings | None = None, **options: Any) -> CheckpointBackend:
+        given = {"runtime_directory": runtime, "device_margin_bytes": 0, **options}
+        opened.append(CheckpointBackend(CheckpointOptions(**given), settings))
+        return opened[-1]
+
+    yield make
+    devices.set_budget_bytes(None)
+    devices.put_state(ME, 0)
+    for backend in opened:
+        backend.close()
+    assert gc.isenabled()
+
+
+def residency(backend: CheckpointBackend) -> Residency:
+    (only,) = backend.state().tags[TAG].residencies
+    return only
+
+
+@pytest.mark.parametrize("helper", [True, False])
+def test_a_cycle(make: Make, address: int, devices: SharedDevices, helper: bool) -> None:
+    backend = make(helper=helper)
+    report = backend.suspend(1)
+    assert report.changed
+    assert report.released_bytes == SIZE
+    assert report.copied_bytes == SIZE
+    assert devices.used_bytes()[ME] == 0
+    assert devices.checkpoint_state(ME) == 2
+    assert residency(backend) is Residency.OFFLOADED
+    assert not gc.isenabled()
+    assert not backend.suspend(1).changed
+    woken = backend.resume()
+    assert woken.changed
+    assert gc.isenabled()
+    assert residency(backend) is Residency.RESIDENT
+    assert devices.used_bytes()[ME] == SIZE
+    assert read(address, 7) == b"weights"
+    assert not backend.resume().changed
+
+
+def test_calls_of_the_process_wait_while_it_sleeps(make: Make) -> None:
+    backend, cuda = make(helper=False), Driven()
+    backend.suspend(1)
+    done = threading.Event()
+
+    def use() -> None:
+        cuda.call("cuCtxSetCurrent", cuda.contexts[0])
+        done.set()
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    assert not done.wait(0.05)
+    backend.resume()
+    assert done.wait(5)
+    thread.join()
+
+
+def test_levels_and_policies(make: Make) -> None:
+    backend = make(helper=False)
+    assert not backend.suspend(0).changed
+    keep = Policies({TAG: TagPolicy(Policy.KEEP, Policy.KEEP)})
+    assert not backend.suspend(2, policies=keep).changed
+    drop = Policies({TAG: TagPolicy(Policy.DISCARD, Policy.DISCARD)})
+    with pytest.raises(PolicyConflictError, match="cannot be dropped"):
+        backend.suspend(1, policies=drop)
+    with pytest.raises(UnsupportedOperationError, match="supports_selective_release"):
+        backend.discard([TAG])
+    assert backend.suspend(2).changed
+    backend.resume()
+
+
+def test_release_of_the_kv_cache_is_a_full_suspend(make: Make, devices: SharedDevices) -> None:
+    engine = FakeEngine()
+    orchestrator = Orchestrator(make(helper=False), hooks=engine.hooks())
+    plan = orchestrator.plan_release()
+    assert plan.strategy is not None
+    assert plan.strategy.value == "full_suspend"
+    assert plan.degraded
+    assert plan.releases_device_context
+    report = orchestrator.release_kv_cache()
+    assert report.degraded
+    assert devices.used_bytes()[ME] == 0
+    assert engine.named() == ["quiesce", "teardown_communicators"]
+    assert orchestrator.wake_up().serving
+    names = ["drop_caches", "rebuild_communicators", "recapture_graphs", "unquiesce"]
+    assert engine.named() == names
+
+
+# What is refused or fails
+
+
+def test_a_lock_that_times_out(make: Make, devices: SharedDevices) -> None:
+    backend = make(lock_timeout_s=0.05)
+    devices.set_busy(ME, True)
+    with pytest.raises(LockTimeoutError) as caught:
+        backend.suspend(1)
+    assert isinstance(caught.value, TimeoutError)
+    assert caught.value.recoverable
+    assert not caught.value.report.changed
+    assert caught.value.states == {ME: "running"}
+    assert gc.isenabled()
+    devices.set_busy(ME, False)
+    backend.suspend(1)
+    backend.resume()
+
+
+def test_the_deadline_of_the_call_counts(make: Make, devices: SharedDevices) -> None:
+    backend = make(helper=False, lock_timeout_s=60.0)
+    devices.set_busy(ME, True)
+    started = time.monotonic()
+    with pytest.raises(LockTimeoutError):
+        backend.suspend(1, control=Control(timeout_s=0.1))
+    assert time.monotonic() - started < 5
+
+
+def test_a_checkpoint_that_fails_is_undone(make: Make, devices: SharedDevices) -> None:
+    backend = make()
+    devices.let_fail(ME, "checkpoint", NOT_SUPPORTED)
+    with pytest.raises(CheckpointError, match="managed memory") as caught:
+        backend.suspend(1)
+    assert caught.value.step == "checkpoint"
+    assert caught.value.recoverable
+    assert residency(backend) is Residency.RESIDENT
+    backend.suspend(1)
+    backend.resume()
+
+
+def test_too_little_device_memory_is_seen_before_the_restore(
+    make: Make, devices: SharedDevices
+) -> None:
+    backend = make(BackendSettings(wait_for_memory_s=0.1))
+    backend.suspend(1)
+    devices.set_budget_bytes(SIZE - 1)
+    with pytest.raises(DeviceMemoryError) as caught:
+        backend.resume()
+    assert caught.value.needed_bytes == SIZE
+    assert caught.value.available_bytes == SIZE - 1
+    assert devices.steps(ME)["restore"] == 0
+    assert residency(backend) is Residency.OFFLOADED
+    devices.set_budget_bytes(None)
+    backend.resume()
+
+
+def test_a_restore_that_runs_out_of_memory_loses_the_process(
+    make: Make, devices: SharedDevices
+) -> None:
+    backend = make(helper=False)
+    backend.suspend(1)
+    devices.let_fail(ME, "restore", OUT_OF_MEMORY)
+    for _ in range(2):
+        with pytest.raises(ProcessLostError) as caught:
+            backend.resume()
+        assert not caught.value.recoverable
+        assert caught.value.states == {ME: "checkpointed"}
+        assert residency(backend) is Residency.OFFLOADED
+
+
+def test_an_unlock_that_fails_is_repeated_by_the_next_call(
+    make: Make, devices: SharedDevices
+) -> None:
+    backend = make(helper=False)
+    backend.suspend(1)
+    devices.let_fail(ME, "unlock", NOT_SUPPORTED)
+    with pytest.raises(CheckpointError, match="resume") as caught:
+        backend.resume()
+    assert caught.value.states == {ME: "locked"}
+    assert residency(backend) is Residency.OFFLOADED
+    backend.resume()
+    assert devices.steps(ME)["restore"] == 1
+
+
+def test_too_little_host_memory(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = make(helper=False)
+    monkeypatch.setattr(module, "host_memory", lambda: HostMemory(SIZE, None, "machine"))
+    with pytest.raises(HostMemoryError) as caught:
+        backend.suspend(1)
+    assert caught.value.needed_bytes == round(SIZE * 1.1)
+    assert not caught.value.report.changed
+
+
+def test_live_communicators_are_refused_before_the_lock(
+    make: Make, devices: SharedDevices
+) -> None:
+    backend = make(helper=False)
+    backend.communicators = lambda: ["default"]
+    with pytest.raises(CheckpointRefusedError, match="live NCCL"):
+        backend.suspend(1)
+    assert devices.steps(ME)["lock"] == 0
+
+
+def test_a_process_without_a_context(
+    simulator: Simulator, devices: SharedDevices, runtime: Path
+) -> None:
+    backend = CheckpointBackend(CheckpointOptions(runtime_directory=runtime, helper=False))
+    with pytest.raises(CheckpointRefusedError, match="no CUDA context"):
+        backend.suspend(1)
+    backend.close()
+
+
+def test_somebody_else_has_put_the_process_to_sleep(make: Make, devices: SharedDevices) -> None:
+    backend = make()
+    devices.put_state(ME, 2)
+    with pytest.raises(BusyError, match="somebody else"):
+        backend.suspend(1)
+    devices.put_state(ME, 0)
+    backend.suspend(1)
+    backend.resume()
+
+
+def test_somebody_else_has_woken_the_process(make: Make, devices: SharedDevices) -> None:
+    backend = make(helper=False)
+    backend.suspend(1)
+    devices.put_state(ME, 0)
+    assert not backend.resume().changed
+    assert residency(backend) is Residency.RESIDENT
+    assert gc.isenabled()
+
+
+# Helpers that die
+
+
+KILLED: list[tuple[str, str, Mishap]] = [
+    ("suspend", step, how)
+    for step in ("lock", "checkpoint")
+    for how in (Mishap.CALLER_DIES_BEFORE, Mishap.CALLER_DIES_AFTER)
+] + [
+    ("resume", step, how)
+    for step in ("restore", "unlock")
+    for how in (Mishap.CALLER_DIES_BEFORE, Mishap.CALLER_DIES_AFTER)
+]
+
+
+@pytest.mark.parametrize(("verb", "step", "how"), KILLED, ids=lambda value: str(value))
+def test_a_helper_that_is_killed_at_a_step(
+    make: Make, devices: SharedDevices, address: int, verb: str, step: str, how: Mishap
+) -> None:
+    """A suspend is undone, a resume goes on: by a new helper, from what it finds."""
+    backend = make()
+    if verb == "suspend":
+        devices.let_fail(ME, step, how)
+        with pytest.raises(HelperError, match="died") as caught:
+            backend.suspend(1)
+        assert caught.value.recoverable
+        assert caught.value.states == {ME: "running"}
+        assert residency(backend) is Residency.RESIDENT
+        assert gc.isenabled()
+        backend.suspend(1)
+    else:
+        backend.suspend(1)
+        devices.let_fail(ME, step, how)
+    assert backend.resume().changed
+    assert devices.checkpoint_state(ME) == 0
+    assert devices.used_bytes()[ME] == SIZE
+    assert read(address, 7) == b"weights"
+
+
+def test_a_helper_that_is_killed_while_the_process_sleeps(
+    make: Make, devices: SharedDevices
+) -> None:
+    backend = make()
+    backend.suspend(1)
+    helper = backend.helper_pid
+    assert helper is not None
+    os.kill(helper, signal.SIGKILL)
+    assert backend.resume().changed
+    assert backend.helper_pid != helper
+
+
+@pytest.mark.parametrize("verb", ["suspend", "resume"])
+def test_a_helper_that_hangs_is_killed(
+    make: Make, devices: SharedDevices, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setattr("sleepbackends.checkpoint.caller.deadline_s", lambda *_: 0.5)
+    backend = make()
+    if verb == "suspend":
+        devices.let_fail(ME, "checkpoint", Mishap.HANGS)
+        with pytest.raises(HelperError, match="did not answer"):
+            backend.suspend(1)
+        assert devices.checkpoint_state(ME) == 0
+    else:
+        backend.suspend(1)
+        devices.let_fail(ME, "restore", Mishap.HANGS)
+        assert backend.resume().changed
+
+
+def test_without_helpers_the_process_wakes_itself(
+    make: Make, devices: SharedDevices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = make()
+    backend.suspend(1)
+    helper = backend.helper_pid
+    assert helper is not None
+    os.kill(helper, signal.SIGKILL)
+    monkeypatch.setattr("sys.executable", "/nonexistent")
+    assert backend.resume().changed
+
+
+# Several processes
+
+
+def test_processes_that_sleep_together(
+    make: Make, devices: SharedDevices, sleepers: Sleepers
+) -> None:
+    others = sleepers(2)
+    backend = make(processes=tuple(target.pid for target in others))
+    report = backend.suspend(1)
+    assert report.released_bytes == 3 * SIZE
+    assert sum(devices.used_bytes().values()) == 0
+    assert set(backend.process_states().values()) == {ProcessState.CHECKPOINTED}
+    backend.resume()
+    assert sum(devices.used_bytes().values()) == 3 * SIZE
+
+
+def test_one_that_dies_asleep(make: Make, devices: SharedDevices, sleepers: Sleepers) -> None:
+    (other,) = sleepers(1)
+    backend = make(processes=(other.pid,))
+    backend.suspend(1)
+    os.kill(other.pid, signal.SIGKILL)
+    while other.is_alive():
+        time.sleep(0.001)
+    with pytest.raises(ProcessLostError, match=f"{other.pid} is gone"):
+        backend.resume()
+    assert devices.checkpoint_state(ME) == 2
+
+
+def test_a_controller_that_does_not_sleep_itself(
+    make: Make, devices: SharedDevices, sleepers: Sleepers
+) -> None:
+    (other,) = sleepers(1)
+    backend = make(processes=(other.pid,), include_self=False)
+    assert backend.suspend(1).released_bytes == SIZE
+    assert devices.used_bytes()[ME] == SIZE
+    backend.resume()
+
+
+def test_closing_wakes_the_process(make: Make, devices: SharedDevices) -> None:
+    for helper in (True, False):
+        backend = make(helper=helper)
+        backend.suspend(1)
+        backend.close()
+        assert devices.checkpoint_state(ME) == 0
+        assert devices.used_bytes()[ME] == SIZE
+
+
+def test_room_is_measured_where_nothing_tells_what_a_process_uses(
+    make: Make, devices: SharedDevices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container the numbers of processes may be the host's."""
+    from sleepbackends.checkpoint.device_memory import DeviceMonitor
+
+    monkeypatch.setattr(DeviceMonitor, "_processes", lambda *_: {})
+    backend = make(helper=False)
+    assert backend.suspend(1).changed
+    devices.set_budget_bytes(SIZE - MIB)
+    with pytest.raises(DeviceMemoryError) as caught:
+        backend.resume()
+    assert caught.value.needed_bytes == SIZE
+    devices.set_budget_bytes(None)
+    backend.resume()
