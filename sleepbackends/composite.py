@@ -111,12 +111,9 @@ class CompositeBackend:
         self.name = f"{outer.name}+{inner.name}"
         self.settings = settings or BackendSettings()
         self.depth: Depth = depth
-        self._lock = TransitionLock()
-
-    @property
-    def capabilities(self) -> Capabilities:
+        self.capabilities = combined(outer.capabilities, inner.capabilities)
         """What the two can do together, in a sleep of any depth."""
-        return combined(self.outer.capabilities, self.inner.capabilities)
+        self._lock = TransitionLock()
 
     def capabilities_of_sleep(self, level: int, policies: Policies) -> Capabilities:
         """Return the flags of one sleep: the outer backend's own if the process stays awake."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import gc
 import itertools
-import logging
 import os
-import sys
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from sleepbackends.capabilities import Capabilities
 from sleepbackends.checkpoint import durable, targets
 from sleepbackends.checkpoint.caller import Caller
 from sleepbackends.checkpoint.communicators import live_communicators
+from sleepbackends.checkpoint.device_memory import torch_reserved_bytes
 from sleepbackends.checkpoint.driver import CheckpointDriver, Pairs
 from sleepbackends.checkpoint.failures import describe, error_of
 from sleepbackends.checkpoint.messages import Process, Reply, Request
@@ -33,7 +33,6 @@ from sleepbackends.errors import (
     CheckpointRefusedError,
     HostMemoryError,
     PolicyConflictError,
-    SleepBackendsError,
 )
 from sleepbackends.host_limits import host_memory
 from sleepbackends.ledger import Block
@@ -42,8 +41,6 @@ from sleepbackends.policies import Policies, Policy, check_level
 from sleepbackends.reports import SuspendReport
 from sleepbackends.residency import Move
 from sleepbackends.settings import BackendSettings
-
-logger = logging.getLogger(__name__)
 
 TAG = "process"
 """The one tag: all that the processes hold on devices, whatever it is."""
@@ -115,6 +112,8 @@ class CheckpointBackend(BaseBackend[CheckpointOptions]):
         )
         self._block = Block(0, 1, TAG, device="cuda")
         self.ledger.add(self._block)
+        # Runs when the interpreter ends as well, before the libraries clean up.
+        self._leave = weakref.finalize(self, self._caller.leave)
         # Its start takes seconds, which nobody should wait for at the first sleep.
         self._caller.start()
 
@@ -323,18 +322,9 @@ class CheckpointBackend(BaseBackend[CheckpointOptions]):
         """Do nothing: the block is the process."""
 
     def shut_down(self) -> None:
-        """Wake the processes if they can be woken, and end the helper.
-
-        A process that ends while it is asleep may hang in the libraries that clean up then.
-        """
-        try:
-            if not self._block.placement.mapped:
-                self._change("resume")
-        except SleepBackendsError:
-            logger.exception("the process stays asleep: sleepbackends resume --pid %d", os.getpid())
-        finally:
-            self._caller.stop()
-            self._note_awake()
+        """Wake the processes if they can be woken, and end the helper."""
+        self._leave()
+        self._note_awake()
 
     # Asking
 
@@ -346,11 +336,10 @@ class CheckpointBackend(BaseBackend[CheckpointOptions]):
 
     def _measure(self) -> None:
         """Ask how much the processes hold, and refuse devices that cannot be checkpointed."""
-        if self.chosen.include_self:
-            self._devices = tuple(self._driver.devices_in_use())
-        else:
-            self._devices = tuple(self._caller.devices())
-        if not self._devices:
+        own = self._driver.devices_in_use() if self.chosen.include_self else []
+        # Which devices others use cannot be asked, so all of them are held and measured.
+        self._devices = tuple(self._caller.devices() if self.chosen.processes else own)
+        if self.chosen.include_self and not own:
             raise CheckpointRefusedError(
                 "this process has no CUDA context, so there is nothing to give back",
                 hint="use the device first, or leave this process out: include_self=False",
@@ -404,11 +393,3 @@ class CheckpointBackend(BaseBackend[CheckpointOptions]):
         if self._collects:
             gc.enable()
         self._collects = False
-
-
-def torch_reserved_bytes() -> int:
-    """Return what torch's allocator holds in this process, if torch was imported."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return 0
-    return sum(torch.cuda.memory_reserved(n) for n in range(torch.cuda.device_count()))

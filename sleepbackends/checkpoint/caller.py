@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Mapping
 
 from sleepbackends.checkpoint.client import ANSWER_TIMEOUT_S, HelperClient, deadline_s
@@ -15,6 +17,11 @@ from sleepbackends.checkpoint.runtime import RuntimeDirectory
 from sleepbackends.checkpoint.states import ProcessState
 from sleepbackends.checkpoint.targets import Target
 from sleepbackends.errors import BackendUnavailableError, HelperError
+
+logger = logging.getLogger(__name__)
+
+_LEAVING_S = 5.0
+"""How long a process that ends waits for others on its devices."""
 
 Notice = Callable[[Mapping[int, ProcessState]], None]
 
@@ -41,9 +48,11 @@ class Caller:
         driver: CheckpointDriver,
         options: CheckpointOptions,
     ) -> None:
+        self._owner = owner
         self._here = Operations(owner, directory, driver)
         self._client = HelperClient(owner, directory.path, options.on_owner_exit)
         self._helped = options.helper
+        self._waking: tuple[Request, int] | None = None
 
     @property
     def helper_pid(self) -> int | None:
@@ -64,6 +73,25 @@ class Caller:
     def stop(self) -> None:
         """End the helper; the next request starts another."""
         self._client.stop()
+
+    def leave(self) -> None:
+        """Wake what is asleep, if it can be woken, and end the helper; never raises.
+
+        A process that ends while it is asleep may hang in the libraries that clean up then.
+        """
+        if os.getpid() != self._owner.pid:
+            return  # a fork of it ends, and what sleeps is none of its business
+        try:
+            if self._waking is not None:
+                request, size_bytes = self._waking
+                reply = self.change(request, size_bytes, lambda _: None)
+                if not reply.ok:
+                    raise error_of("resume", reply)
+        except Exception:
+            logger.exception("what is asleep stays so: sleepbackends resume --pid PID")
+        finally:
+            self._waking = None
+            self._client.stop()
 
     def devices(self) -> list[str]:
         """List the UUIDs of all devices of this machine.
@@ -87,6 +115,24 @@ class Caller:
         return self._here.answer(request)
 
     def change(self, request: Request, size_bytes: int, notice: Notice) -> Reply:
+        """Suspend or resume; see ``_change`` for what a failing helper leads to.
+
+        Raises
+        ------
+        HelperError, ProcessLostError
+            As ``_change``.
+        BackendUnavailableError
+            No helper can work here; nothing was done.
+        """
+        if request.op == "suspend":
+            waking = request.model_copy(update={"op": "resume", "wait_s": _LEAVING_S})
+            self._waking = waking, size_bytes
+        reply = self._change(request, size_bytes, notice)
+        if reply.ok and request.op == "resume":
+            self._waking = None
+        return reply
+
+    def _change(self, request: Request, size_bytes: int, notice: Notice) -> Reply:
         """Suspend or resume.
 
         A helper that dies or hangs in a suspend leaves everything running, in a resume the next

@@ -26,9 +26,10 @@ _LIBRARY = re.compile(r"(/\S*libnccl\.so\S*)")
 
 
 def live_communicators() -> list[str]:
-    """List torch's process groups of this process that use NCCL.
+    """List torch's process groups of this process that have an NCCL communicator.
 
-    Those of other libraries, and of other processes, cannot be seen.
+    One comes into being with the first collective. Those of other libraries, and of other
+    processes, cannot be seen.
     """
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -41,8 +42,17 @@ def _groups(distributed: Any) -> list[tuple[str, Any]]:
     return [
         (str(world.pg_names.get(group, "?")), group)
         for group, (backend, _) in world.pg_map.items()
-        if "nccl" in str(backend).lower()
+        if "nccl" in str(backend).lower() and _has_communicator(group)
     ]
+
+
+def _has_communicator(group: Any) -> bool:
+    """Tell whether a group has a communicator already; where torch does not tell, it counts."""
+    import torch
+
+    backend = group._get_backend(torch.device("cuda"))
+    ask = getattr(backend, "_is_initialized", None)
+    return True if ask is None else bool(ask())
 
 
 @dataclass

@@ -7,6 +7,7 @@ only wakes others, has no context to ask the driver itself.
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -144,3 +145,11 @@ class DeviceMonitor:
                 f"NVIDIA's management library answers {name} with error {code}",
                 hint="see whether nvidia-smi works",
             )
+
+
+def torch_reserved_bytes() -> int:
+    """Return what torch's allocator holds in this process, if torch was imported."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return 0
+    return sum(torch.cuda.memory_reserved(n) for n in range(torch.cuda.device_count()))

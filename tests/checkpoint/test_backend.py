@@ -237,9 +237,7 @@ def test_too_little_host_memory(make: Make, monkeypatch: pytest.MonkeyPatch) -> 
     assert not caught.value.report.changed
 
 
-def test_live_communicators_are_refused_before_the_lock(
-    make: Make, devices: SharedDevices
-) -> None:
+def test_live_communicators_are_refused_before_the_lock(make: Make, devices: SharedDevices) -> None:
     backend = make(helper=False)
     backend.communicators = lambda: ["default"]
     with pytest.raises(CheckpointRefusedError, match="live NCCL"):

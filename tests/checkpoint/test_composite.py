@@ -53,7 +53,7 @@ class Setup:
             backend="cumem+checkpoint", options={**parts, **options}, policies=policies or {}
         )
         self.orchestrator = Orchestrator.create(config, hooks=self.engine.hooks())
-        self.backend: Any = self.orchestrator.backend
+        self.backend = _untyped(self.orchestrator.backend)
         self.plain = int(Driven().call("cuMemAlloc", SIZE))
         self.weights = self.backend.allocate("weights", WEIGHTS)
         self.kv_cache = self.backend.allocate("kv_cache", KV_CACHE)
@@ -62,7 +62,7 @@ class Setup:
         write(self.kv_cache, b"kv")
 
     def residency(self, tag: str) -> Residency:
-        (only,) = self.backend.state().tags[tag].residencies
+        (only,) = self.orchestrator.state().memory.tags[tag].residencies
         return only
 
     def check(self) -> None:
@@ -70,10 +70,12 @@ class Setup:
         assert read(self.weights, 7) == b"weights"
 
 
+def _untyped(backend: Any) -> Any:
+    return backend
+
+
 @pytest.fixture
-def both(
-    devices: SharedDevices, simulator: Simulator, runtime: Path
-) -> Iterator[Setup]:
+def both(devices: SharedDevices, simulator: Simulator, runtime: Path) -> Iterator[Setup]:
     setup = Setup(runtime)
     yield setup
     devices.set_budget_bytes(None)
@@ -105,8 +107,10 @@ def test_flags_are_computed_from_the_parts(both: Setup) -> None:
 def test_a_flag_that_one_part_lacks(flag: str) -> None:
     everything = Capabilities(**dict.fromkeys(Capabilities.names(), True))
     without = replace(everything, **{flag: False})
-    outer_alone = ("supports_selective_release", "supports_selective_resume")
-    outer_alone += ("supports_staging", "owns_allocations")
+    outer_alone = (
+        *("supports_selective_release", "supports_selective_resume"),
+        *("supports_staging", "owns_allocations"),
+    )
     either = ("releases_device_context",)
     expected = (flag in either, flag in (*outer_alone, *either))
     if flag == "supports_durable_storage":

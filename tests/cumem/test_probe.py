@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sleepbackends.availability import Availability
 from sleepbackends import cuda_bindings
+from sleepbackends.availability import Availability
 from sleepbackends.cumem import probing
 from sleepbackends.cumem.backend import CumemBackend
 from sleepbackends.cumem.driver import CudaDriver

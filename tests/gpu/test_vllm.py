@@ -17,6 +17,7 @@ import torch
 from benchmarks import vllm_faults, vllm_unchosen
 from benchmarks.vllm_engine import ENVIRONMENT as ALONE
 from sleepbackends.adapters.vllm.versions import SUPPORTED, find
+from sleepbackends.checkpoint.backend import CheckpointBackend
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 540.0
@@ -111,6 +112,13 @@ def test_statistics_while_loading_and_waking_without_room() -> None:
 
 def test_a_backend_that_cannot_be_used_leaves_vllm_its_own(model: Path) -> None:
     run(model, "foreign", SLEEPBACKENDS_BACKEND="host")
+
+
+def test_the_whole_process_sleeps(model: Path) -> None:
+    available = CheckpointBackend.probe()
+    if not available:
+        pytest.skip(available.reason)
+    run(model, "process", SLEEPBACKENDS_BACKEND="cumem+checkpoint")
 
 
 @pytest.mark.parametrize(

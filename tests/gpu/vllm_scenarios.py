@@ -208,12 +208,43 @@ def child(folder: str) -> dict[str, Any]:
     return checks.found
 
 
+def process(folder: str) -> dict[str, Any]:
+    """cumem over a process checkpoint: the engine holds nothing while it is asleep."""
+    from sleepbackends.checkpoint.device_memory import DeviceMonitor
+    from sleepbackends.checkpoint.driver import CheckpointDriver
+
+    monitor = DeviceMonitor()
+    device = monitor.devices[0]
+    before = monitor.measure([device])[device].used_bytes
+    checks = Checks(folder, graphs=True)
+    checks.note("the backend is both", checks.status()["backend"] == "cumem+checkpoint")
+    checks.note("it is the device", CheckpointDriver().devices_in_use()[:1] == [device])
+    for _ in range(3):
+        checks.llm.sleep(level=1)
+        checks.note("all is asleep", checks.asleep() >= {*ALL, "process"})
+        used = monitor.measure([device])[device].used_bytes
+        checks.note("the engine holds nothing on the device", used - before < 8 * MIB)
+        checks.llm.wake_up()
+        checks.same("a sleep of the process")
+    checks.llm.sleep(level=1)
+    checks.llm.wake_up(tags=["weights"])
+    checks.note("the KV cache is left asleep", checks.asleep() == {"kv_cache"})
+    checks.llm.wake_up(tags=["kv_cache"])
+    checks.same("a sleep of the process, woken in parts")
+    release_kv_cache(checks.llm)
+    checks.note("only the KV cache is asleep", checks.asleep() == {"kv_cache"})
+    restore_kv_cache(checks.llm)
+    checks.same("releasing the KV cache")
+    return checks.found
+
+
 def main(folder: str, scenario: str) -> None:
     scenarios: dict[str, Callable[[str], dict[str, Any]]] = {
         "eager": lambda folder: everything(folder, graphs=False),
         "graphs": lambda folder: everything(folder, graphs=True),
         "child": child,
         "foreign": foreign,
+        "process": process,
     }
     found = scenarios[scenario](folder)
     sys.stdout.write(f"\n{json.dumps(found)}\n")

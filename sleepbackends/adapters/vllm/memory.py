@@ -11,7 +11,11 @@ from sleepbackends.adapters.vllm.status import describe, sentence
 from sleepbackends.config import SleepConfig
 from sleepbackends.cumem.accelerator import CUDA
 from sleepbackends.engine_state import EngineReport
-from sleepbackends.errors import SuspendedError, UnsupportedOperationError
+from sleepbackends.errors import (
+    SleepBackendsError,
+    SuspendedError,
+    UnsupportedOperationError,
+)
 from sleepbackends.orchestrator import Orchestrator
 from sleepbackends.policies import Policies, Policy, TagPolicy, check_level
 from sleepbackends.selection import open_backend
@@ -134,8 +138,63 @@ class Memory:
         return max(0, self._total_bytes() - self._foreign_bytes)
 
     def _total_bytes(self) -> int:
-        tags = self.orchestrator.backend.state().tags
-        return sum(tag.total_bytes for tag in tags.values())
+        tags = self.orchestrator.backend.state().tags.items()
+        process = self._process_tags()
+        return sum(tag.total_bytes for name, tag in tags if name not in process)
+
+    # The process itself, where the backend takes that as well
+
+    @property
+    def takes_process(self) -> bool:
+        """Whether the backend takes all that the process holds, not only what has a tag."""
+        return bool(self._process_tags())
+
+    def _process_tags(self) -> frozenset[str]:
+        inner: Any = getattr(self.orchestrator.backend, "inner", None)
+        return frozenset(inner.state().tags) if inner is not None else frozenset()
+
+    def _process_asleep(self) -> bool:
+        return bool(self.orchestrator.backend.state().context_released)
+
+    def sleep_process(self, level: int) -> None:
+        """Put the process to sleep as well, if the configuration asks for it at that level.
+
+        Apart from ``sleep``, because vLLM asks the device how much is free after that. Where it
+        cannot be put to sleep, one line says why, and what has a tag is asleep all the same.
+
+        Raises
+        ------
+        SleepBackendsError
+            If the process is asleep and cannot be woken any more.
+        """
+        backend, policies = self.orchestrator.backend, self.orchestrator.config.tag_policies
+        chosen = {}
+        for name, tag in backend.state().tags.items():
+            kept = Policy.DISCARD if tag.discarded_bytes else Policy.KEEP
+            wanted = Policy.OFFLOAD if tag.offloaded_bytes else kept
+            chosen[name] = TagPolicy(wanted, wanted)
+        for name in self._process_tags():
+            if name in policies.declared:
+                chosen[name] = policies.of(name)
+            else:
+                del chosen[name]  # as the backend's depth says
+        try:
+            self._noted(self.orchestrator.sleep(level, policies=Policies(chosen)))
+        except SleepBackendsError as error:
+            if self._process_asleep():
+                raise
+            logger.warning("the process stays awake, its tags sleep: %s", error)
+
+    def wake_process(self) -> None:
+        """Wake the process alone, if it is asleep: whatever uses the device needs that first.
+
+        Raises
+        ------
+        SleepBackendsError
+            As ``Orchestrator.wake_up``: everything is still asleep.
+        """
+        if self._process_asleep():
+            self._noted(self.orchestrator.wake_up(self._process_tags()))
 
     # Sleeping and waking
 
@@ -175,8 +234,10 @@ class Memory:
 
     def _sleep(self, level: int, policy: Callable[[str], Policy]) -> EngineReport:
         chosen = {}
+        self.wake_process()
+        process = self._process_tags()
         for name, tag in self.orchestrator.backend.state().tags.items():
-            wanted = policy(name)
+            wanted = Policy.KEEP if name in process else policy(name)
             if tag.asleep_bytes and not tag.mapped_bytes and wanted is not Policy.KEEP:
                 asleep = Policy.OFFLOAD if tag.offloaded_bytes else Policy.DISCARD
                 if asleep is not wanted:
@@ -216,6 +277,7 @@ class Memory:
             repeated.
         """
         waking = self.waking(tags)
+        self.wake_process()
         _give_back_cached()
         return self._noted(self.orchestrator.wake_up(waking))
 
@@ -227,6 +289,7 @@ class Memory:
         SleepBackendsError
             As ``Orchestrator.release``.
         """
+        self.wake_process()
         return self._noted(self.orchestrator.release(tags))
 
     def mark_valid(self, tags: Collection[str]) -> None:
