@@ -23,6 +23,7 @@ from sleepbackends.checkpoint.failures import describe, error_of
 from sleepbackends.checkpoint.messages import Process, Reply, Request
 from sleepbackends.checkpoint.options import CheckpointOptions
 from sleepbackends.checkpoint.probing import probe
+from sleepbackends.checkpoint.room import check_host_memory
 from sleepbackends.checkpoint.runtime import RuntimeDirectory
 from sleepbackends.checkpoint.states import ProcessState
 from sleepbackends.checkpoint.targets import Target
@@ -31,10 +32,8 @@ from sleepbackends.errors import (
     BackendUnavailableError,
     BusyError,
     CheckpointRefusedError,
-    HostMemoryError,
     PolicyConflictError,
 )
-from sleepbackends.host_limits import host_memory
 from sleepbackends.ledger import Block
 from sleepbackends.mechanism import Fill
 from sleepbackends.policies import Policies, Policy, check_level
@@ -44,9 +43,6 @@ from sleepbackends.settings import BackendSettings
 
 TAG = "process"
 """The one tag: all that the processes hold on devices, whatever it is."""
-
-_HOST_SHARE = 1.1
-"""How much host memory is wanted for a byte on a device."""
 
 
 class CheckpointBackend(BaseBackend[CheckpointOptions]):
@@ -91,12 +87,9 @@ class CheckpointBackend(BaseBackend[CheckpointOptions]):
             raise BackendUnavailableError(available.reason, hint=available.hint)
         super().__init__(chosen, settings)
         self.chosen = chosen
-        owner = Target.of(os.getpid())
-        pids = dict.fromkeys([*([owner.pid] if chosen.include_self else []), *chosen.processes])
-        self.targets = tuple(map(Target.of, pids))
-        directory = RuntimeDirectory(chosen.runtime_directory)
+        self._directory = RuntimeDirectory(chosen.runtime_directory)
         self._driver = CheckpointDriver()
-        self._caller = Caller(owner, directory, self._driver, chosen)
+        self._attach()
         self._numbers = itertools.count(1)
         self._devices: tuple[str, ...] = ()
         self._lock_timeout_s = chosen.lock_timeout_s
@@ -112,10 +105,17 @@ class CheckpointBackend(BaseBackend[CheckpointOptions]):
         )
         self._block = Block(0, 1, TAG, device="cuda")
         self.ledger.add(self._block)
-        # Runs when the interpreter ends as well, before the libraries clean up.
-        self._leave = weakref.finalize(self, self._caller.leave)
         # Its start takes seconds, which nobody should wait for at the first sleep.
         self._caller.start()
+
+    def _attach(self) -> None:
+        """Find the processes, this one by the time when it started or was restored."""
+        owner = Target.of(os.getpid())
+        own = [owner.pid] if self.chosen.include_self else []
+        self.targets = tuple(map(Target.of, dict.fromkeys([*own, *self.chosen.processes])))
+        self._caller = Caller(owner, self._directory, self._driver, self.chosen)
+        # Runs when the interpreter ends as well, before the libraries clean up.
+        self._leave = weakref.finalize(self, self._caller.leave)
 
     @classmethod
     def probe(cls) -> Availability:
@@ -233,7 +233,11 @@ class CheckpointBackend(BaseBackend[CheckpointOptions]):
             durable.check_savable(self.durability, asleep=not self._block.placement.mapped)
             # A child of this process would have to be saved with it.
             self._caller.stop()
-            return durable.save(Path(directory), self.targets, self._devices)
+            saved = durable.save(Path(directory), self.targets, self._devices)
+            if saved.restored:
+                self._leave.detach()
+                self._attach()
+            return saved
 
     # The mechanism: what the base calls, one step each
 
@@ -262,24 +266,10 @@ class CheckpointBackend(BaseBackend[CheckpointOptions]):
             self.ledger.apply(Move.OFFLOAD, self._block)
 
     def check_room_to_save(self, blocks: Sequence[Block]) -> None:
-        """Refuse what would not survive, and check the host's memory.
-
-        The driver keeps what was on the devices in memory of the processes themselves.
-        """
-        if not blocks:
-            return
-        self.check_suspend()
-        needed = round(self._block.size_bytes * _HOST_SHARE)
-        available = host_memory().available_bytes
-        if available < needed:
-            raise HostMemoryError(
-                f"a checkpoint needs {needed} bytes of host memory and {available} are available",
-                hint="make room, or put the backend on top of one that drops memory first, as "
-                "'cumem+checkpoint'",
-                needed_bytes=needed,
-                available_bytes=available,
-                tags=[TAG],
-            )
+        """Refuse what would not survive, and check the host's memory."""
+        if blocks:
+            self.check_suspend()
+            check_host_memory(self._block.size_bytes)
 
     def save(self, blocks: Sequence[Block], control: Control) -> Iterator[Block]:
         """Count the bytes; the driver saves and releases them in one step."""

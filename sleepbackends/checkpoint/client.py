@@ -147,6 +147,8 @@ class HelperClient:
             with process:
                 if process.stdin is not None:
                     try:
+                        end = Request(id=0, op="end")
+                        process.stdin.write(end.model_dump_json().encode() + b"\n")
                         process.stdin.close()
                     except OSError:
                         process.kill()

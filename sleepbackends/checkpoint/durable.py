@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sleepbackends.availability import Availability
-from sleepbackends.checkpoint.targets import Target
+from sleepbackends.checkpoint.targets import DEVICES, Target
 from sleepbackends.errors import (
     PolicyConflictError,
     StorageError,
@@ -281,7 +281,7 @@ def _open_devices(pid: int) -> list[str]:
             held.add(os.readlink(folder / name))
         except OSError:
             continue  # the one of the listing itself
-    return sorted(name for name in held if name.startswith("/dev/nvidia"))
+    return sorted(name for name in held if name.startswith(DEVICES))
 
 
 def _criu(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:

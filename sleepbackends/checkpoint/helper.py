@@ -2,7 +2,7 @@
 
 ``python -m sleepbackends.checkpoint.helper OWNER DIRECTORY ON_EXIT``. It says who it is on its
 standard output, then answers one request a line from its standard input, and from the socket in
-the directory, one at a time. When the owner ends, or closes the input, it ends too.
+the directory, one at a time. When it is told to end, or the owner does, it ends.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Helper:
         self._replies = replies
         self._received = b""
         self._owned = True
+        self.told_to_end = False
         self.selector = selectors.DefaultSelector()
         self.selector.register(requests, selectors.EVENT_READ, self._read)
 
@@ -71,14 +72,19 @@ class Helper:
             return
         *lines, self._received = (self._received + received).split(b"\n")
         for line in lines:
-            self._reply(self._answer(line))
+            self._answer(line)
 
-    def _answer(self, line: bytes) -> Reply:
+    def _answer(self, line: bytes) -> None:
         try:
             request = Request.model_validate_json(line)
         except ValidationError as error:
-            return Reply(id=0, ok=False, kind="garbage", error=str(error))
-        return self._operations.answer(request)
+            self._reply(Reply(id=0, ok=False, kind="garbage", error=str(error)))
+            return
+        if request.op == "end":
+            self.told_to_end = True
+            self._disown()
+            return
+        self._reply(self._operations.answer(request))
 
     def _reply(self, reply: Reply) -> None:
         try:
@@ -111,7 +117,7 @@ def main() -> None:
         replies.write(Hello(helper=os.getpid()).model_dump_json().encode() + b"\n")
         replies.flush()
         helper.run()
-        if on_exit == "resume" and not owner.is_alive():
+        if on_exit == "resume" and not helper.told_to_end:
             operations.answer(Request(id=0, op="resume", force=True))
     finally:
         listener.close()

@@ -11,7 +11,8 @@ from sleepbackends.checkpoint.states import ProcessState
 LINE_BYTES = 64 << 10
 """No line is longer."""
 
-Operation = Literal["suspend", "resume", "state", "measure", "ping"]
+Operation = Literal["suspend", "resume", "state", "measure", "ping", "end"]
+"""The last has no reply: the helper ends, whatever its owner does afterwards."""
 
 FROM_OTHERS: frozenset[str] = frozenset({"resume", "state", "ping"})
 """What a process that connects to the socket may ask for."""

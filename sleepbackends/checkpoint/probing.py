@@ -24,9 +24,9 @@ def probe() -> Availability:
     """
     if platform.system() != "Linux":
         return Availability(False, "processes are checkpointed on Linux only")
-    problem = _sandbox() or driver_problem() or _sharing()
-    if problem is not None:
-        return problem
+    for look in (_sandbox, driver_problem, _sharing):
+        if (problem := look()) is not None:
+            return problem
     try:
         monitor = DeviceMonitor()
         version, devices = monitor.driver_version(), monitor.devices

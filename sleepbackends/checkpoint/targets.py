@@ -14,6 +14,7 @@ from pathlib import Path
 from sleepbackends.errors import CheckpointRefusedError
 
 PROC = Path("/proc")
+GROUPS = Path("/sys/fs/cgroup")
 DEVICES = "/dev/nvidia"
 
 
@@ -71,6 +72,8 @@ def check(target: Target) -> None:
     if state in "Tt":
         # The driver's thread in the target does the work, and would never run.
         raise _refused(target.pid, "it is stopped or being traced", "let it go on (SIGCONT)")
+    if _is_frozen(target.pid):
+        raise _refused(target.pid, "its control group is frozen", "thaw it")
     try:
         # What the driver opens of its target.
         os.listdir(PROC / str(target.pid) / "fd")
@@ -92,13 +95,10 @@ def check(target: Target) -> None:
             )
 
 
-def frozen(pid: int) -> bool:
-    """Tell whether the control group of a process is frozen."""
-    for line in _read(PROC / str(pid) / "cgroup").splitlines():
-        folder = Path("/sys/fs/cgroup", line.rpartition(":")[2].lstrip("/"))
-        if "frozen 1" in _read(folder / "cgroup.events"):
-            return True
-    return False
+def _is_frozen(pid: int) -> bool:
+    groups = _read(PROC / str(pid) / "cgroup").splitlines()
+    folders = (GROUPS / line.rpartition(":")[2].lstrip("/") for line in groups)
+    return any("frozen 1" in _read(folder / "cgroup.events") for folder in folders)
 
 
 def _refused(pid: int, why: str, hint: str) -> CheckpointRefusedError:

@@ -61,7 +61,7 @@ Sleepers = Callable[[int], list[Target]]
 
 
 @pytest.fixture
-def sleepers(devices: SharedDevices) -> Iterator[Sleepers]:
+def sleepers(devices: SharedDevices, simulator: Simulator) -> Iterator[Sleepers]:
     """Processes that only exist, and count as using the first device."""
     processes = []
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from sleepbackends.checkpoint import backend as module
+from sleepbackends.availability import Availability
+from sleepbackends.checkpoint import durable, room
 from sleepbackends.checkpoint.backend import TAG, CheckpointBackend
 from sleepbackends.checkpoint.options import CheckpointOptions
 from sleepbackends.checkpoint.states import ProcessState
@@ -230,7 +231,7 @@ def test_an_unlock_that_fails_is_repeated_by_the_next_call(
 
 def test_too_little_host_memory(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = make(helper=False)
-    monkeypatch.setattr(module, "host_memory", lambda: HostMemory(SIZE, None, "machine"))
+    monkeypatch.setattr(room, "host_memory", lambda: HostMemory(SIZE, None, "machine"))
     with pytest.raises(HostMemoryError) as caught:
         backend.suspend(1)
     assert caught.value.needed_bytes == round(SIZE * 1.1)
@@ -414,3 +415,45 @@ def test_room_is_measured_where_nothing_tells_what_a_process_uses(
     assert caught.value.needed_bytes == SIZE
     devices.set_budget_bytes(None)
     backend.resume()
+
+
+# Durable storage
+
+
+def test_saving_is_refused_with_the_reason(make: Make, tmp_path: Path) -> None:
+    backend = make(helper=False)
+    backend.durability = Availability(False, "CRIU is missing", "install it")
+    with pytest.raises(UnsupportedOperationError, match="CRIU is missing"):
+        backend.save_to(tmp_path)
+    backend.durability = Availability(True)
+    with pytest.raises(PolicyConflictError, match="awake"):
+        backend.save_to(tmp_path)
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_the_flag_follows_criu(make: Make, monkeypatch: pytest.MonkeyPatch, works: bool) -> None:
+    monkeypatch.setattr(durable, "probe", lambda: Availability(works, "so it is"))
+    backend = make(helper=False)
+    assert backend.capabilities.supports_durable_storage is works
+    assert backend.durability.reason == "so it is"
+    assert Orchestrator(backend).plan_sleep(1).survives_exit is works
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_saved_process_goes_on(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restored: bool
+) -> None:
+    """Where it was saved and where it was restored, it is asleep and can be woken."""
+    backend = make()
+    backend.durability = Availability(True)
+    backend.suspend(1)
+    helper = backend.helper_pid
+
+    def save(directory: Path, *_: object) -> durable.Saved:
+        assert backend.helper_pid is None, "a child would have to be saved as well"
+        return durable.Saved(directory, restored, 0.1)
+
+    monkeypatch.setattr(durable, "save", save)
+    assert backend.save_to(tmp_path).restored is restored
+    assert backend.resume().changed
+    assert backend.helper_pid not in (None, helper)
