@@ -18,13 +18,8 @@ SIZE = 64 * MIB
 """What each of the sleepers holds."""
 
 
-@pytest.fixture
-def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedDevices]:
-    """Two devices, shared with the helpers that a test starts."""
-    shared = tmp_path / "devices"
-    loaded_or_skip()
-    for name, value in environment(build().parent, devices=2, shared=shared).items():
-        monkeypatch.setenv(name, value)
+def use_simulated_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this process find the simulated driver, and its management library, by their paths."""
     simulated = build()
     # Beside the driver, under the name of the library that helpers look for.
     link = simulated.parent / device_memory.LIBRARY
@@ -34,7 +29,17 @@ def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedD
         scratch.replace(link)
     monkeypatch.setattr(device_memory, "LIBRARY", str(link))
     monkeypatch.setattr(driver, "LIBRARY", str(simulated))
-    monkeypatch.setattr(probing, "_MPS", tmp_path / "no-mps")
+    monkeypatch.setattr(probing, "_MPS", simulated.parent / "no-mps")
+
+
+@pytest.fixture
+def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedDevices]:
+    """Two devices, shared with the helpers that a test starts."""
+    shared = tmp_path / "devices"
+    loaded_or_skip()
+    for name, value in environment(build().parent, devices=2, shared=shared).items():
+        monkeypatch.setenv(name, value)
+    use_simulated_libraries(monkeypatch)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     opened = SharedDevices(shared)
     yield opened
