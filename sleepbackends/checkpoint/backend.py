@@ -341,7 +341,11 @@ class CheckpointBackend(BaseBackend[CheckpointOptions]):
                 "checkpointed",
                 hint="use a whole GPU",
             )
-        self._block.size_bytes = max(reply.used_bytes, torch_reserved_bytes(), 1)
+        size_bytes, reserved_bytes = reply.used_bytes, torch_reserved_bytes()
+        if not reply.apart and reserved_bytes and len(self.targets) == 1:
+            # What torch counts may be unmapped, and what all use is others' as well.
+            size_bytes = min(size_bytes, reserved_bytes)
+        self._block.size_bytes = max(size_bytes, 1)
         self.ledger.add(self._block)
 
     def _ask(self, op: str) -> Reply:

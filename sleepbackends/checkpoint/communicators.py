@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 from sleepbackends.errors import UnsupportedOperationError
 
+__all__ = ["NcclCommunicators"]
+
 Mode = Literal["destroy", "suspend", "auto"]
 
 _SUSPEND_MEMORY = 1

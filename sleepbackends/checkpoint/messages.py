@@ -66,7 +66,10 @@ class Reply(_Message):
     available_bytes: int = 0
     holders: tuple[str, ...] = ()
     used_bytes: int = 0
-    """By the processes on all devices; the answer to ``measure``."""
+    """By the processes on all devices, or by everybody where this machine does not tell them
+    apart; the answer to ``measure``."""
+    apart: bool = True
+    """Whether it does."""
     partitioned: tuple[str, ...] = ()
     """Devices that are split into instances; the answer to ``measure``."""
 

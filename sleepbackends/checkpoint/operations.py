@@ -127,9 +127,17 @@ class Operations:
 
     def _measure(self, request: Request, targets: Sequence[Target]) -> Reply:
         monitor = self._need_monitor()
-        used = self._used_bytes(request.devices, targets)
-        split = tuple(device for device in request.devices if monitor.is_partitioned(device))
-        return Reply(id=request.id, ok=True, used_bytes=sum(used.values()), partitioned=split)
+        found = monitor.measure(request.devices).values()
+        told = {pid for memory in found for pid in memory.processes}
+        apart = not told.isdisjoint(target.pid for target in targets)
+        used = self._used_bytes(request.devices, targets) if apart else {}
+        return Reply(
+            id=request.id,
+            ok=True,
+            used_bytes=sum(used.values() if apart else (memory.used_bytes for memory in found)),
+            apart=apart,
+            partitioned=tuple(d for d in request.devices if monitor.is_partitioned(d)),
+        )
 
     def _suspend(self, request: Request, group: Group, targets: Sequence[Target]) -> Outcome:
         for target in targets:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from sleepbackends.availability import Availability
+from sleepbackends.checkpoint import backend as module
 from sleepbackends.checkpoint import durable, room
 from sleepbackends.checkpoint.backend import TAG, CheckpointBackend
 from sleepbackends.checkpoint.options import CheckpointOptions
@@ -400,15 +401,26 @@ def test_closing_wakes_the_process(make: Make, devices: SharedDevices) -> None:
         assert devices.used_bytes()[ME] == SIZE
 
 
+@pytest.mark.parametrize("reserved_bytes", [0, MIB, 100 * SIZE])
 def test_room_is_measured_where_nothing_tells_what_a_process_uses(
-    make: Make, devices: SharedDevices, monkeypatch: pytest.MonkeyPatch
+    make: Make,
+    devices: SharedDevices,
+    sleepers: Sleepers,
+    monkeypatch: pytest.MonkeyPatch,
+    reserved_bytes: int,
 ) -> None:
-    """In a container the numbers of processes may be the host's."""
+    """In a container the numbers of processes may be the host's.
+
+    What torch reserved may be unmapped; what everybody uses is the most that it can be.
+    """
     from sleepbackends.checkpoint.device_memory import DeviceMonitor
 
     monkeypatch.setattr(DeviceMonitor, "_processes", lambda *_: {})
+    monkeypatch.setattr(module, "torch_reserved_bytes", lambda: reserved_bytes)
     backend = make(helper=False)
-    assert backend.suspend(1).changed
+    (neighbour,) = sleepers(1)
+    assert backend.suspend(1).released_bytes == min(reserved_bytes or 2 * SIZE, 2 * SIZE)
+    devices.forget(neighbour.pid)
     devices.set_budget_bytes(SIZE - MIB)
     with pytest.raises(DeviceMemoryError) as caught:
         backend.resume()

@@ -218,6 +218,28 @@ def launching() -> None:
     say("done")
 
 
+def kept() -> None:
+    """Memory of cumem's that a policy keeps mapped is the driver's to save."""
+    config = SleepConfig(backend="cumem+checkpoint", policies={"weights": "keep"})
+    orchestrator = Orchestrator.create(config)
+    with region(orchestrator, "weights"):
+        weights = pattern(128 * MIB, 9)
+    with region(orchestrator, "kv_cache"):
+        cache = pattern(128 * MIB, 10)
+    wait("awake")
+    try:
+        orchestrator.sleep(1)
+    except CheckpointError as error:
+        say("refused", message=error.message)
+    else:
+        wait("asleep")
+    assert orchestrator.wake_up().serving
+    assert holds(weights, 9)
+    assert not cache.any()
+    orchestrator.close()
+    say("done")
+
+
 def helper_killed() -> None:
     """Must-show: the helper is killed while the process sleeps."""
     orchestrator = open_orchestrator("checkpoint")
@@ -343,7 +365,7 @@ def _untyped(module: Any) -> Any:
 SCENARIOS: dict[str, Callable[..., None]] = {
     name: globals()[name]
     for name in (
-        "cycles", "release", "launching", "helper_killed", "managed", "exits_asleep", "held", "nccl"
+        "cycles", "release", "launching", "kept", "helper_killed", "managed", "exits_asleep", "held", "nccl"
     )
 }  # fmt: skip
 

@@ -173,6 +173,16 @@ def test_what_the_driver_refuses_leaves_the_process_usable() -> None:
             assert first["states"] == ["running"]
 
 
+def test_virtual_memory_that_stays_mapped_is_saved_with_the_process(used: Any) -> None:
+    with scenario("kept") as child:
+        child.until("awake")
+        child.go_on()
+        child.until("asleep")
+        assert used(child.pid) <= SLACK
+        child.go_on()
+        child.ends_well()
+
+
 @pytest.mark.parametrize("mode", ["checkpoint", "cumem+checkpoint"])
 def test_a_process_that_ends_asleep_ends_well(mode: str) -> None:
     with scenario("exits_asleep", mode) as child:
