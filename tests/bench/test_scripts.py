@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import arena, deadlock, orchestrator_overhead
+from benchmarks import arena, deadlock, orchestrator_overhead, process_checkpoint
 from benchmarks.arena import MIB, Setting, Times
 from sleepbackends.availability import Availability
 from sleepbackends.bench.rows import OURS
@@ -105,3 +105,16 @@ def test_wrong_arguments_of_the_arena(wrong: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         arena.main(wrong)
     assert caught.value.code == 2
+
+
+def test_checkpoints_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cycle(suspend: float, resume: float, right: bool = True) -> dict[str, Any]:
+        return {"suspend": suspend, "resume": resume, "left_bytes": 0, "right": right}
+
+    alone = [cycle(24.0, 8.0), cycle(26.0, 8.0)]
+    above = [cycle(2.5, 4.0, right=False)] * 3
+    text = process_checkpoint.table([("checkpoint", alone), ("both", above)], 16, 32)
+    assert "| checkpoint | 2 | 25.000 | 8.000 | 0 | yes |" in text
+    assert "| both | 3 | 2.500 | 4.000 | 0 | NO |" in text
+    assert "both: suspend 10.0 times faster (at least 8)" in text
+    assert "both: resume 2.0 times faster (LESS THAN 4)" in text

@@ -19,6 +19,7 @@ from sleepbackends.checkpoint import durable, room
 from sleepbackends.checkpoint.backend import TAG, CheckpointBackend
 from sleepbackends.checkpoint.options import CheckpointOptions
 from sleepbackends.checkpoint.states import ProcessState
+from sleepbackends.checkpoint.waking import wake
 from sleepbackends.control import Control
 from sleepbackends.errors import (
     BusyError,
@@ -313,6 +314,33 @@ def test_a_helper_that_is_killed_at_a_step(
     assert read(address, 7) == b"weights"
 
 
+def test_a_helper_that_is_killed_over_a_question(make: Make, devices: SharedDevices) -> None:
+    backend = make()
+    for call in (backend.suspend, backend.resume):
+        devices.let_fail(ME, "state", Mishap.CALLER_DIES_BEFORE)
+        assert call().changed
+
+
+@pytest.mark.parametrize("step", ["lock", "checkpoint", "restore", "unlock"])
+def test_a_helper_that_is_killed_between_two_processes(
+    make: Make, devices: SharedDevices, sleepers: Sleepers, step: str
+) -> None:
+    others = sleepers(2)
+    backend = make(processes=tuple(target.pid for target in others))
+    if step in ("lock", "checkpoint"):
+        devices.let_fail(others[0].pid, step, Mishap.CALLER_DIES_AFTER)
+        with pytest.raises(HelperError):
+            backend.suspend(1)
+        assert set(backend.process_states().values()) == {ProcessState.RUNNING}
+        backend.suspend(1)
+    else:
+        backend.suspend(1)
+        devices.let_fail(others[0].pid, step, Mishap.CALLER_DIES_AFTER)
+    backend.resume()
+    assert set(backend.process_states().values()) == {ProcessState.RUNNING}
+    assert sum(devices.used_bytes().values()) == 3 * SIZE
+
+
 def test_a_helper_that_is_killed_while_the_process_sleeps(
     make: Make, devices: SharedDevices
 ) -> None:
@@ -380,6 +408,21 @@ def test_one_that_dies_asleep(make: Make, devices: SharedDevices, sleepers: Slee
     with pytest.raises(ProcessLostError, match=f"{other.pid} is gone"):
         backend.resume()
     assert devices.checkpoint_state(ME) == 2
+
+
+@pytest.mark.parametrize("step", ["lock", "checkpoint"])
+def test_one_that_dies_during_the_call(
+    make: Make, devices: SharedDevices, sleepers: Sleepers, runtime: Path, step: str
+) -> None:
+    (other,) = sleepers(1)
+    backend = make(processes=(other.pid,))
+    devices.let_fail(other.pid, step, Mishap.TARGET_DIES)
+    with pytest.raises(ProcessLostError) as caught:
+        backend.suspend(1)
+    assert caught.value.states[other.pid] == "gone"
+    assert not caught.value.recoverable
+    assert residency(backend) is Residency.OFFLOADED, "this one is not let loose"
+    assert wake(ME, runtime, force=True).states[ME] is ProcessState.RUNNING
 
 
 def test_a_controller_that_does_not_sleep_itself(

@@ -363,11 +363,16 @@ def _untyped(module: Any) -> Any:
 
 
 SCENARIOS: dict[str, Callable[..., None]] = {
-    name: globals()[name]
-    for name in (
-        "cycles", "release", "launching", "kept", "helper_killed", "managed", "exits_asleep", "held", "nccl"
-    )
-}  # fmt: skip
+    "cycles": cycles,
+    "release": release,
+    "launching": launching,
+    "kept": kept,
+    "helper_killed": helper_killed,
+    "managed": managed,
+    "exits_asleep": exits_asleep,
+    "held": held,
+    "nccl": nccl,
+}
 
 
 if __name__ == "__main__":
