@@ -124,12 +124,13 @@ class Caller:
         BackendUnavailableError
             No helper can work here; nothing was done.
         """
-        if request.op == "suspend":
-            waking = request.model_copy(update={"op": "resume", "wait_s": _LEAVING_S})
-            self._waking = waking, size_bytes
-        reply = self._change(request, size_bytes, notice)
-        if reply.ok and request.op == "resume":
-            self._waking = None
+        waking = request.model_copy(update={"op": "resume", "wait_s": _LEAVING_S}), size_bytes
+        try:
+            reply = self._change(request, size_bytes, notice)
+        except BaseException:
+            self._waking = waking  # as far as is known
+            raise
+        self._waking = waking if any(s.is_asleep for s in reply.states.values()) else None
         return reply
 
     def _change(self, request: Request, size_bytes: int, notice: Notice) -> Reply:

@@ -90,9 +90,12 @@ class DeviceMonitor:
         }
 
     def is_partitioned(self, device: str) -> bool:
-        """Tell whether a device is split into instances (MIG)."""
+        """Tell whether a device is split into instances (MIG), or is such an instance.
+
+        An instance has an identifier of its own, which is none of a device's.
+        """
         if device not in self._handles:
-            return device.startswith("MIG-")
+            return True
         current, pending = ctypes.c_uint(), ctypes.c_uint()
         code = self._library.nvmlDeviceGetMigMode(
             self._handles[device], ctypes.byref(current), ctypes.byref(pending)

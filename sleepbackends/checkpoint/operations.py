@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -225,8 +224,3 @@ class Operations:
     def _need_monitor(self) -> DeviceMonitor:
         self._monitor = self._monitor or DeviceMonitor()
         return self._monitor
-
-
-def owner_here() -> Target:
-    """Return this process as an owner."""
-    return Target.of(os.getpid())

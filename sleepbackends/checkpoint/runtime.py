@@ -21,6 +21,9 @@ from sleepbackends.checkpoint.targets import Target
 from sleepbackends.errors import BusyError, StorageError
 
 _POLL_S = 0.01
+_PATH_BYTES = 90
+"""A socket's path has room for 107, with a name in the directory."""
+
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -81,6 +84,12 @@ class RuntimeDirectory:
                 f"the runtime directory {os.fspath(self.path)!r} cannot be used: {error.strerror}",
                 hint="set runtime_directory, or XDG_RUNTIME_DIR",
             ) from error
+        if len(os.fsencode(self.path)) > _PATH_BYTES:
+            raise StorageError(
+                f"the path of the runtime directory {os.fspath(self.path)!r} is too long for a "
+                "socket in it",
+                hint="set runtime_directory to a shorter one",
+            )
         if found.st_uid != os.getuid() or found.st_mode & 0o022:
             raise StorageError(
                 f"the runtime directory {os.fspath(self.path)!r} is open to other users",

@@ -357,7 +357,7 @@ def test_a_helper_that_is_killed_while_the_process_sleeps(
 def test_a_helper_that_hangs_is_killed(
     make: Make, devices: SharedDevices, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    monkeypatch.setattr("sleepbackends.checkpoint.caller.deadline_s", lambda *_: 0.5)
+    monkeypatch.setattr("sleepbackends.checkpoint.caller.deadline_s", lambda *_: 1.0)
     backend = make()
     if verb == "suspend":
         devices.let_fail(ME, "checkpoint", Mishap.HANGS)

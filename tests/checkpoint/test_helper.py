@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sleepbackends.checkpoint import client, listener, operations
+from sleepbackends.checkpoint import client, listener
 from sleepbackends.checkpoint.client import HelperClient, deadline_s
 from sleepbackends.checkpoint.messages import LINE_BYTES, Process, Reply, Request
 from sleepbackends.checkpoint.runtime import RuntimeDirectory
@@ -354,7 +354,3 @@ def test_deadlines_are_generous_and_finite(helped: Helped) -> None:
     up = deadline_s(helped.request("resume"), 32 << 30)
     # Measured: 16 s down and 7 s up.
     assert asking < 60 < up < down < 600
-
-
-def test_owner_here() -> None:
-    assert operations.owner_here().pid == os.getpid()

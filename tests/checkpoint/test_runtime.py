@@ -73,6 +73,8 @@ def test_the_directory_is_its_users_alone(tmp_path: Path) -> None:
     made.path.chmod(0o777)
     with pytest.raises(StorageError, match="open to other users"):
         RuntimeDirectory(made.path)
+    with pytest.raises(StorageError, match="too long"):
+        RuntimeDirectory(tmp_path / ("long" * 20))
     (tmp_path / "file").touch()
     with pytest.raises(StorageError):
         RuntimeDirectory(tmp_path / "file" / "below")
