@@ -92,6 +92,7 @@ class CheckpointBackend(BaseBackend[CheckpointOptions]):
         self._attach()
         self._numbers = itertools.count(1)
         self._devices: tuple[str, ...] = ()
+        self._instances: tuple[str, ...] = ()
         self._lock_timeout_s = chosen.lock_timeout_s
         self._wait_s = 0.0
         self._asleep: bool | None = None
@@ -134,6 +135,11 @@ class CheckpointBackend(BaseBackend[CheckpointOptions]):
             targets.check(target)
         if not self.chosen.include_self:
             return
+        if not self._driver.devices_in_use():
+            raise CheckpointRefusedError(
+                "this process has no CUDA context, so there is nothing to give back",
+                hint="use the device first, or leave this process out: include_self=False",
+            )
         if live := sorted(self.communicators()):
             raise CheckpointRefusedError(
                 f"this process has live NCCL communicators ({', '.join(live)}): the checkpoint "
@@ -267,6 +273,12 @@ class CheckpointBackend(BaseBackend[CheckpointOptions]):
 
     def check_room_to_save(self, blocks: Sequence[Block]) -> None:
         """Refuse what would not survive, and check the host's memory."""
+        if blocks and self._instances:
+            raise CheckpointRefusedError(
+                f"{', '.join(self._instances)} is split into instances (MIG), which cannot be "
+                "checkpointed",
+                hint="use a whole GPU",
+            )
         if blocks:
             self.check_suspend()
             check_host_memory(self._block.size_bytes)
@@ -325,22 +337,12 @@ class CheckpointBackend(BaseBackend[CheckpointOptions]):
         self._wait_s = limit_s if left_s is None else left_s
 
     def _measure(self) -> None:
-        """Ask how much the processes hold, and refuse devices that cannot be checkpointed."""
+        """Ask how much the processes hold, and on which devices."""
         own = self._driver.devices_in_use() if self.chosen.include_self else []
         # Which devices others use cannot be asked, so all of them are held and measured.
         self._devices = tuple(self._caller.devices() if self.chosen.processes else own)
-        if self.chosen.include_self and not own:
-            raise CheckpointRefusedError(
-                "this process has no CUDA context, so there is nothing to give back",
-                hint="use the device first, or leave this process out: include_self=False",
-            )
         reply = self._ask("measure")
-        if reply.partitioned:
-            raise CheckpointRefusedError(
-                f"{', '.join(reply.partitioned)} is split into instances (MIG), which cannot be "
-                "checkpointed",
-                hint="use a whole GPU",
-            )
+        self._instances = reply.partitioned
         size_bytes, reserved_bytes = reply.used_bytes, torch_reserved_bytes()
         if not reply.apart and reserved_bytes and len(self.targets) == 1:
             # What torch counts may be unmapped, and what all use is others' as well.

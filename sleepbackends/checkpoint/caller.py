@@ -130,7 +130,8 @@ class Caller:
         except BaseException:
             self._waking = waking  # as far as is known
             raise
-        self._waking = waking if any(s.is_asleep for s in reply.states.values()) else None
+        if reply.states:  # else it was refused, and all is as before
+            self._waking = waking if any(s.is_asleep for s in reply.states.values()) else None
         return reply
 
     def _change(self, request: Request, size_bytes: int, notice: Notice) -> Reply:

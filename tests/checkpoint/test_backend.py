@@ -17,6 +17,7 @@ from sleepbackends.availability import Availability
 from sleepbackends.checkpoint import backend as module
 from sleepbackends.checkpoint import durable, room
 from sleepbackends.checkpoint.backend import TAG, CheckpointBackend
+from sleepbackends.checkpoint.device_memory import DeviceMonitor
 from sleepbackends.checkpoint.options import CheckpointOptions
 from sleepbackends.checkpoint.states import ProcessState
 from sleepbackends.checkpoint.waking import wake
@@ -252,9 +253,35 @@ def test_a_process_without_a_context(
     simulator: Simulator, devices: SharedDevices, runtime: Path
 ) -> None:
     backend = CheckpointBackend(CheckpointOptions(runtime_directory=runtime, helper=False))
+    assert not backend.resume().changed
     with pytest.raises(CheckpointRefusedError, match="no CUDA context"):
         backend.suspend(1)
     backend.close()
+
+
+def test_instances_of_a_device_are_refused(
+    make: Make, devices: SharedDevices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DeviceMonitor, "_find_devices", lambda _: {})
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "probe", lambda: Availability(True))
+        backend = make(helper=False)
+    with pytest.raises(CheckpointRefusedError, match="instances"):
+        backend.suspend(1)
+    assert devices.steps(ME)["lock"] == 0
+
+
+def test_a_wake_up_that_is_refused_is_made_good_at_the_end(
+    make: Make, devices: SharedDevices
+) -> None:
+    backend = make(helper=False)
+    backend.suspend(1)
+    devices.set_budget_bytes(SIZE - 1)
+    with pytest.raises(DeviceMemoryError):
+        backend.resume()
+    devices.set_budget_bytes(None)
+    backend.close()
+    assert devices.checkpoint_state(ME) == 0
 
 
 def test_somebody_else_has_put_the_process_to_sleep(make: Make, devices: SharedDevices) -> None:
@@ -456,8 +483,6 @@ def test_room_is_measured_where_nothing_tells_what_a_process_uses(
 
     What torch reserved may be unmapped; what everybody uses is the most that it can be.
     """
-    from sleepbackends.checkpoint.device_memory import DeviceMonitor
-
     monkeypatch.setattr(DeviceMonitor, "_processes", lambda *_: {})
     monkeypatch.setattr(module, "torch_reserved_bytes", lambda: reserved_bytes)
     backend = make(helper=False)
