@@ -103,11 +103,11 @@ def used(monitor: DeviceMonitor) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("mode", "helper"),
-    [("checkpoint", "helper"), ("checkpoint", "self"), ("cumem+checkpoint", "helper")],
+    ("mode", "helper", "cycles"),
+    [("checkpoint", "helper", 20), ("checkpoint", "self", 5), ("cumem+checkpoint", "helper", 20)],
 )
-def test_everything_works_after_twenty_cycles(mode: str, helper: str, used: Any) -> None:
-    with scenario("cycles", mode, helper) as child:
+def test_everything_works_after_many_cycles(mode: str, helper: str, cycles: int, used: Any) -> None:
+    with scenario("cycles", mode, helper, str(cycles)) as child:
         child.until("awake")
         assert used(child.pid) > 300 * MIB
         child.go_on()
