@@ -185,7 +185,7 @@ LIES = [
         verbs.CallsGraphsLost,
         "test_the_engine_rebuilds_what_does_not_survive",
         P.GRAPHS,
-        "'recompile'",
+        "it said",
     ),
     Lie(
         verbs.CallsGraphsLost, "test_capabilities_stay_as_they_are", P.FLAGS, "asleep the flags are"

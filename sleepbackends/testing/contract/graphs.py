@@ -76,6 +76,7 @@ class GraphTests(ContractFixtures):
             ("recapture_graphs", graphs),
         ):
             assert (hook in rebuilt) != survived, f"{can}, and {rebuilt} were called"
+        assert backend.capabilities == can, f"it said {can}, and {backend.capabilities} afterwards"
 
     def _record(self, backend: Any) -> tuple[Contents, Callable[[], None]]:
         source = self.allocate(backend, "weights", _SIZE)
