@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from enum import IntEnum
 from typing import NamedTuple
 
 from sleepbackends.errors import TransitionCancelledError, TransitionTimeoutError
@@ -35,6 +36,15 @@ class Progress(NamedTuple):
 
 
 ProgressCallback = Callable[[Progress], None]
+
+
+class Stage(IntEnum):
+    """Where a transition stops until all who take part in it have come as far."""
+
+    CHECKED = 1
+    """The request is found good and its memory is reserved; nothing has changed."""
+    UNDOABLE = 2
+    """All is done that can be undone without a loss; what follows cannot be."""
 
 
 class Control:
@@ -113,6 +123,23 @@ class Control:
                 return True
             if remaining_s is not None and remaining_s <= _POLL_S:
                 return False
+
+    def agree(self, stage: Stage) -> None:
+        """Wait until all who take part in the transition have come to a stage.
+
+        One backend alone waits for nobody. Ranks that move together do: what each has done
+        by then is undone if another one failed.
+
+        Parameters
+        ----------
+        stage : Stage
+            How far it has come.
+
+        Raises
+        ------
+        TransitionTimeoutError, TransitionCancelledError
+            The others did not come. The transition rolls back.
+        """
 
     def start(self, operation: str, total_bytes: int) -> None:
         """Begin to count the bytes of one operation, under the deadline again."""

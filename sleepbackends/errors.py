@@ -33,6 +33,7 @@
     │       ├── HelperError                 the helper process died or did not answer
     │       └── ProcessLostError            a process cannot run on
     ├── ContentsLostError                   saved bytes are damaged; never used
+    ├── RankLostError                       the process of a rank has gone; ``ranks``
     └── HookError                           an engine hook raised; the engine is FAULTED
 
 Every error carries ``backend``, ``operation``, ``tags``, ``recoverable``, ``hint``
@@ -289,6 +290,20 @@ class ContentsLostError(SleepBackendsError):
     def __init__(self, message: str, *, addresses: Collection[int] = (), **kwargs: Any) -> None:
         super().__init__(message, **kwargs)
         self.addresses = frozenset(addresses)
+
+
+class RankLostError(SleepBackendsError):
+    """The process of a rank has ended, or its connection is gone.
+
+    What the other ranks had begun was undone as ``report`` says; ``ranks`` names the lost
+    ones, which no transition waits for any more once they were forgotten.
+    """
+
+    recoverable = False
+
+    def __init__(self, message: str, *, ranks: Collection[int] = (), **kwargs: Any) -> None:
+        super().__init__(message, **kwargs)
+        self.ranks = tuple(sorted(ranks))
 
 
 class HookError(SleepBackendsError):

@@ -229,7 +229,8 @@ class Orchestrator:
             was_serving = self._service.serving
             steps: list[TransitionReport] = []
             if not was_serving and (tags is None or tags):
-                steps.append(self.backend.resume(tags, control=control))
+                with self._service.serving_on_after_failure(was_serving):
+                    steps.append(self.backend.resume(tags, control=control))
                 self._service.settle()
             woke = self._service.serving and not was_serving
             report = transition.report(steps, changed=woke)

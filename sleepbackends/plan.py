@@ -69,6 +69,8 @@ class Plan:
         Whether what is kept can survive the end of this process.
     releases_device_context : bool
         Whether the device context would go as well.
+    ranks : mapping of int to Plan
+        What each rank would do, where the backend is made of several; ``tags`` is their sum.
     """
 
     operation: str
@@ -83,6 +85,7 @@ class Plan:
     reload_tags: frozenset[str] = frozenset()
     survives_exit: bool = False
     releases_device_context: bool = False
+    ranks: Mapping[int, Plan] = field(default_factory=dict)
 
     @property
     def size_bytes(self) -> int:
@@ -136,6 +139,10 @@ def plan_sleep(
         copy_s=(copied - saved) / staged.copy_bytes_s if staged and staged.copy_bytes_s else None,
         survives_exit=capabilities.supports_durable_storage,
         releases_device_context=level > 0 and capabilities.releases_device_context,
+        ranks={
+            number: plan_sleep(level, rank, policies, capabilities)
+            for number, rank in state.ranks.items()
+        },
     )
 
 
@@ -175,6 +182,10 @@ def plan_wake(
         changes=any(tag.size_bytes for tag in plans.values()),
         tags=plans,
         reload_tags=frozenset(n for n in empty if not policies.of(n).expendable),
+        ranks={
+            number: plan_wake(wanted & rank.tags.keys(), rank, policies, capabilities)
+            for number, rank in state.ranks.items()
+        },
     )
 
 
@@ -243,6 +254,12 @@ def plan_release(
         releases_device_context=(
             strategy is not ReleaseStrategy.SELECTIVE and capabilities.releases_device_context
         ),
+        ranks={
+            number: plan_release(
+                wanted & rank.tags.keys(), rank, policies, capabilities, on_unselective, can_reload
+            )
+            for number, rank in state.ranks.items()
+        },
     )
 
 

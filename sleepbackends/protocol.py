@@ -8,7 +8,7 @@ guarantees, so that a new backend writes its mechanism only.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from sleepbackends.capabilities import Capabilities
 from sleepbackends.control import Control
@@ -256,6 +256,21 @@ def capabilities_of_sleep(
     ask: Any = getattr(backend, "capabilities_of_sleep", None)
     answer: Capabilities = backend.capabilities if ask is None else ask(level, policies)
     return answer
+
+
+@runtime_checkable
+class RemoteBackend(Protocol):
+    """A backend whose memory lies in other processes: ``state()`` is what was heard last."""
+
+    def refresh(self, control: Control | None = None) -> None:
+        """Ask anew what is where; called before each transition.
+
+        Raises
+        ------
+        RankLostError, TransitionTimeoutError, TransitionCancelledError
+            Nobody or not everybody answered; nothing changed.
+        """
+        ...
 
 
 class AllocatingBackend(SleepModeBackend, Protocol):

@@ -60,6 +60,9 @@ class TransitionReport:
     phases : mapping of str to float
         Seconds spent in its phases. Phases may lie inside one another: blocks are mapped
         while others are being copied.
+    ranks : mapping of int to TransitionReport
+        What each rank did, where the backend is made of several; everything else here is
+        their sum, but for ``phases``, which are those of the slowest.
     """
 
     backend: str
@@ -70,6 +73,7 @@ class TransitionReport:
     clean_bytes: int = 0
     seconds: float = 0.0
     phases: Mapping[str, float] = field(default_factory=dict)
+    ranks: Mapping[int, TransitionReport] = field(default_factory=dict)
 
     @property
     def released_bytes(self) -> int:

@@ -138,16 +138,16 @@ class Service:
 
     @contextmanager
     def serving_on_after_failure(self, was_serving: bool) -> Iterator[None]:
-        """Serve again if the backend fails without having released anything."""
+        """Serve again if the backend fails without having released anything.
+
+        What it dropped before it failed is noted, so that the engine hears of it.
+        """
         try:
             yield
         except HookError:
             raise
         except Exception as error:
-            report = getattr(error, "report", None)
-            if isinstance(report, TransitionReport):
-                # Contents that were dropped before it failed are gone all the same.
-                self.owed.stale(report.dropped_tags)
+            self._note_losses(error)
             if was_serving:
                 try:
                     self.settle()
@@ -155,6 +155,14 @@ class Service:
                     self.fault = second if isinstance(second, HookError) else self.fault
                     add_note(error, f"going on serving failed: {second}")
             raise
+
+    def _note_losses(self, error: Exception) -> None:
+        report = error.report if isinstance(error, SleepBackendsError) else None
+        if not isinstance(report, TransitionReport) or not report.changed:
+            return
+        if report.operation == "suspend":
+            self.owed.suspended(self._backend.capabilities)
+        self.owed.stale(report.dropped_tags)
 
     def settle(self) -> None:
         """Do what is owed as far as the memory allows, and serve if everything is there.

@@ -72,6 +72,8 @@ class BackendState:
     context_released: bool | None = None
     """Whether the device context is gone as well, so that nobody may use the device. None: as the
     capabilities say, as soon as anything is asleep."""
+    ranks: Mapping[int, BackendState] = field(default_factory=lambda: MappingProxyType({}))
+    """What each rank holds, where the backend is made of several; ``tags`` is their sum."""
 
     @property
     def mapped_bytes(self) -> int:

@@ -12,7 +12,7 @@ from contextlib import closing
 from functools import partial
 from itertools import zip_longest
 
-from sleepbackends.control import Control
+from sleepbackends.control import Control, Stage
 from sleepbackends.errors import ContentsLostError, MechanismError, NoRoomError, add_note
 from sleepbackends.ledger import Block, Ledger
 from sleepbackends.mechanism import Fill, Mechanism
@@ -40,6 +40,7 @@ def suspend(
     with control.phase("synchronize"):
         mechanism.synchronize([*offload, *drop])
     mechanism.check_room_to_save(unsaved)
+    control.agree(Stage.CHECKED)
     moved: list[Block] = []
     dropped: list[Block] = []
     try:
@@ -50,9 +51,11 @@ def suspend(
         with closing(_save(mechanism, ledger, unsaved, moved, control)) as saved:
             for _ in saved:
                 if drop and not dropped and mechanism.saving_is_certain():
+                    control.agree(Stage.UNDOABLE)
                     control.commit()
                     _drop(mechanism, ledger, drop, dropped, control)
         if not dropped:
+            control.agree(Stage.UNDOABLE)
             _drop(mechanism, ledger, drop, dropped, control)
     except BaseException as error:
         if not dropped:
@@ -73,6 +76,7 @@ def discard(
     control.start("discard", 0)
     with control.phase("synchronize"):
         mechanism.synchronize(blocks)
+    control.agree(Stage.UNDOABLE)
     _drop(mechanism, ledger, blocks, [], control)
 
 
@@ -181,12 +185,14 @@ def _resume_once(
         mechanism.reserve(unmapped)
     mapped: list[Block] = []
     try:
+        control.agree(Stage.CHECKED)
         ready = _mapping(mechanism, owed, empty, fill, mapped, control)
         _restore(mechanism, ready, owed, control)
         for _ in ready:
             pass  # to map what the restore had no reason to ask for
         with control.phase("synchronize"):
             mechanism.synchronize(blocks)
+        control.agree(Stage.UNDOABLE)
     except BaseException as error:
         _undo_resume(mechanism, ledger, unmapped, mapped, error)
         raise

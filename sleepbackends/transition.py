@@ -12,7 +12,7 @@ from sleepbackends.engine_state import EngineReport
 from sleepbackends.errors import ClosedError, HookError, SleepBackendsError
 from sleepbackends.lock import TransitionLock
 from sleepbackends.observers import Observation, Observers
-from sleepbackends.protocol import SleepModeBackend
+from sleepbackends.protocol import RemoteBackend, SleepModeBackend
 from sleepbackends.reports import TransitionReport, compare
 from sleepbackends.service import Service
 
@@ -108,6 +108,8 @@ class Transitions:
         BusyError, TransitionCancelledError
             The turn did not come before the deadline, or the cancellation; nothing
             happened.
+        RankLostError, TransitionTimeoutError
+            Not every rank of the backend answers; nothing happened.
         """
         asked = time.perf_counter()
         begun = False
@@ -115,6 +117,8 @@ class Transitions:
             with self.lock.hold(operation, control):
                 if self.closed:
                     raise ClosedError("the orchestrator was closed", hint="create a new one")
+                if isinstance(self._backend, RemoteBackend):
+                    self._backend.refresh(control)
                 transition = Transition(operation, control, self._backend, self._service)
                 begun = True
                 try:

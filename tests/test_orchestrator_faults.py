@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from sleepbackends import HookError, Orchestrator, SleepBackendsError, Status, SuspendedError
+from sleepbackends import (
+    HookError,
+    MechanismError,
+    Orchestrator,
+    Residency,
+    SleepBackendsError,
+    Status,
+    SuspendedError,
+)
 from sleepbackends.testing import FakeEngine, FaultInjector, SimulatedBackend, SimulatedOptions
 from sleepbackends.testing.simulated import ALL
 
@@ -141,3 +149,19 @@ def test_a_hook_raises_during_a_fallback() -> None:
     assert orchestrator.state().memory.tags["weights"].resident_bytes == SIZE
     engine.fail.clear()
     assert orchestrator.wake_up().serving
+
+
+def test_an_engine_hears_of_contents_that_were_dropped_before_a_failure() -> None:
+    orchestrator, engine, backend = make()
+    with backend.region("kv_cache") as region:
+        region.buffer(SIZE)
+    with FaultInjector(backend, {"unmap": [2]}), pytest.raises(MechanismError):
+        orchestrator.sleep(1)
+    assert backend.state().tags["kv_cache"].residencies == {
+        Residency.RESIDENT,
+        Residency.DISCARDED,
+    }
+    assert orchestrator.wake_up().serving
+    dropped = engine.calls.index(("drop_caches", frozenset({"kv_cache"})))
+    assert dropped < engine.calls.index(("unquiesce",))
+    assert ("recapture_graphs", False) in engine.calls

@@ -88,6 +88,8 @@ class OrchestratorMachine(RuleBasedStateMachine):
             with backend.region(tag) as region:
                 self.engine.memory[tag] = region.buffer(64)
             self.engine.memory[tag].write(tag.encode()[:1] * 64)
+        with backend.region("kv_cache") as region:
+            region.buffer(64)  # so that a fault may come after half of it was dropped
         self.engine.seen_epochs = self.engine.epochs()
         self.backend = backend
         self.orchestrator = Orchestrator(backend, hooks=self.engine.hooks())
@@ -104,7 +106,7 @@ class OrchestratorMachine(RuleBasedStateMachine):
         verb=st.sampled_from(["sleep", "sleep", "wake_up", "wake_up", "release"]),
         level=st.integers(0, 2),
         tags=st.one_of(st.none(), st.sets(st.sampled_from(TAGS))),
-        fault=st.one_of(st.none(), st.tuples(st.sampled_from(STEPS), st.integers(0, 2))),
+        fault=st.one_of(st.none(), st.tuples(st.sampled_from(STEPS), st.integers(0, 3))),
     )
     def transition(
         self, verb: str, level: int, tags: set[str] | None, fault: tuple[str, int] | None
@@ -161,7 +163,7 @@ def test_random_transitions(capabilities: Capabilities) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=100,
+            max_examples=200,
             stateful_step_count=25,
             deadline=None,
             derandomize=True,

@@ -31,7 +31,7 @@ LAYERS = [
     {"vmm"},
     {"host", "cumem", "xpu", "checkpoint"},
     {"plugins", "registry", "config", "selection"},
-    {"orchestrator"},
+    {"orchestrator", "ranks"},
     {"aio", "calls", "metrics"},
     {"server"},
     {"testing", "pages"},
