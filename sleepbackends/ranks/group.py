@@ -19,7 +19,9 @@ from sleepbackends.errors import (
 from sleepbackends.lock import TransitionLock
 from sleepbackends.policies import Policies, check_level
 from sleepbackends.protocol import API_VERSION
+from sleepbackends.ranks.failing import completed, told
 from sleepbackends.ranks.merging import (
+    NAME,
     common,
     differences,
     merged_reports,
@@ -30,10 +32,8 @@ from sleepbackends.ranks.messages import Answer, Command, Peer, Request, Step
 from sleepbackends.ranks.two_phases import Round, TwoPhases, lost
 from sleepbackends.reports import (
     DiscardReport,
-    FailureReport,
     ResumeReport,
     SuspendReport,
-    TagChange,
     TransitionReport,
 )
 from sleepbackends.state import BackendState, check_tags
@@ -66,7 +66,7 @@ class RankGroup:
         If a rank does not answer.
     """
 
-    name = "ranks"
+    name = NAME
     api_version = API_VERSION
 
     def __init__(
@@ -264,20 +264,12 @@ class RankGroup:
                 self._check_open()
                 self._check_tags(request.operation, tags, control)
                 started = time.perf_counter()
-                before = self.state().ranks
-                self._epoch += 1
-                phases = TwoPhases(
-                    self._peers,
-                    request,
-                    self._epoch,
-                    control,
-                    patience_s=self._timeout_s,
-                    grace_s=self._grace_s,
-                )
+                before = self.state()
+                phases = self._phases(request, control, self._peers)
                 phases.run()
                 self._learn(phases.answers, phases.gone)
                 if phases.error is not None:
-                    raise self._failure(request, phases, before)
+                    raise self._failed(phases.error, request, phases, before)
                 return self._report(request, phases, time.perf_counter() - started)
         except SleepBackendsError as error:
             error.backend = self.name
@@ -289,7 +281,6 @@ class RankGroup:
     ) -> TransitionReport | None:
         reports = {n: a.report for n, a in sorted(phases.answers.items()) if a.report is not None}
         fields = {
-            "backend": self.name,
             "operation": request.operation,
             "seconds": seconds,
             **merged_reports(reports),
@@ -303,39 +294,40 @@ class RankGroup:
             return ResumeReport(undefined_tags=frozenset().union(*undefined), **fields)
         return None
 
-    def _failure(
-        self, request: Request, phases: TwoPhases, before: Mapping[int, BackendState]
+    def _failed(
+        self, error: SleepBackendsError, request: Request, phases: TwoPhases, before: BackendState
     ) -> SleepBackendsError:
-        """Make what is raised of what failed: the first failure, and where everything is."""
-        error = cast("SleepBackendsError", phases.error)
-        parts = []
-        own = [number for number, failure in phases.failures.items() if failure is error]
-        if own:
-            alike = [n for n, f in phases.failures.items() if f.message == error.message]
-            parts.append(f"{named(alike)}: {error.message}")
-        else:
-            parts.append(error.message)
-        for number, failure in phases.failures.items():
-            if failure is not error and failure.message != error.message:
-                add_note(error, f"rank {number}: {failure}")
-        silent = phases.silent - set(phases.gone)
-        if silent:
-            parts.append(f"{named(silent)} did not say how it ended")
-        if differ := self.differences():
-            parts.append(f"ranks differ now: {'; '.join(differ)}")
-        error.args = ("; ".join(parts),)
-        error.report = FailureReport(
-            backend=self.name,
-            operation=request.operation,
-            **merged_reports(
-                {
-                    number: _what_happened(answer, before.get(number), request.operation)
-                    for number, answer in sorted(phases.answers.items())
-                    if number not in phases.gone
-                }
-            ),
+        if request.operation == "suspend":
+            self._bring_back(phases, error)
+        return completed(error, phases, request.operation, before, self.state(), self.differences())
+
+    def _bring_back(self, phases: TwoPhases, error: SleepBackendsError) -> None:
+        """Wake the ranks that were past undoing by themselves when another one failed."""
+        moved = {
+            number: report
+            for number, answer in phases.answers.items()
+            if number not in self._gone and (report := told(answer)) is not None and report.changed
+        }
+        if not moved:
+            return
+        tags = {tag for report in moved.values() for tag, c in report.tags.items() if c.changed}
+        peers = {number: self._peers[number] for number in moved}
+        back = self._phases(Request.about("resume", tags), Control(), peers)
+        back.run()
+        self._learn(back.answers, back.gone)
+        if back.error is not None:
+            add_note(error, f"what was asleep by then could not be brought back: {back.error}")
+
+    def _phases(self, request: Request, control: Control, peers: Mapping[int, Peer]) -> TwoPhases:
+        self._epoch += 1
+        return TwoPhases(
+            peers,
+            request,
+            self._epoch,
+            control,
+            patience_s=self._timeout_s,
+            grace_s=self._grace_s,
         )
-        return error
 
     def _control(self, control: Control | None) -> Control:
         return control or Control(timeout_s=self._timeout_s)
@@ -385,19 +377,3 @@ class RankGroup:
         answers = self._look(Control(timeout_s=self._grace_s))
         self.capabilities = common(answer.capabilities for answer in answers.values())
         self._epoch = max(answer.epoch for answer in answers.values())
-
-
-def _what_happened(answer: Answer, before: BackendState | None, operation: str) -> TransitionReport:
-    told = answer.report or (answer.error.report if answer.error is not None else None)
-    if isinstance(told, TransitionReport):
-        return told
-    was = before or answer.state
-    tags = {
-        name: TagChange(was.tags.get(name, now), now) for name, now in answer.state.tags.items()
-    }
-    return FailureReport(
-        backend=answer.who,
-        operation=operation,
-        changed=any(change.changed for change in tags.values()),
-        tags=tags,
-    )

@@ -30,6 +30,10 @@ def merged_states(ranks: Mapping[int, BackendState]) -> BackendState:
     return BackendState({name: _sum(of) for name, of in tags.items()}, dict(ranks))
 
 
+NAME = "ranks"
+"""What a group is called in reports."""
+
+
 def merged_reports(ranks: Mapping[int, TransitionReport]) -> dict[str, Any]:
     """Add up what ranks did, as the fields that all reports have."""
     changes: defaultdict[str, list[TagChange]] = defaultdict(list)
@@ -40,6 +44,7 @@ def merged_reports(ranks: Mapping[int, TransitionReport]) -> dict[str, Any]:
         for name, seconds in report.phases.items():
             phases[name] = max(seconds, phases.get(name, 0.0))
     return {
+        "backend": NAME,
         "changed": any(report.changed for report in ranks.values()),
         "tags": {
             name: TagChange(

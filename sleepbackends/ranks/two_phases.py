@@ -241,6 +241,9 @@ class TwoPhases:
         asked.wait(self._grace_s)
         self._take(asked)
         self._note_failures(asked)
+        if isinstance(self.error, TransitionTimeoutError) and self.failures:
+            # A rank knows better what it waited for.
+            self.error = next(iter(self.failures.values()))
         self.silent = asked.silent
         failed = any(answer.error is not None for answer in self.answers.values())
         if not (failed or self.gone or self.silent):
