@@ -36,6 +36,7 @@ from sleepbackends.errors import (
     PluginError,
     PolicyConflictError,
     ProcessLostError,
+    RankLostError,
     RequestError,
     SleepBackendsError,
     StorageError,
@@ -85,6 +86,13 @@ if TYPE_CHECKING:
     from sleepbackends.metrics import Metrics
     from sleepbackends.observers import Observation
     from sleepbackends.orchestrator import Orchestrator
+    from sleepbackends.ranks import (
+        InProcessGroup,
+        Rank,
+        RankGroup,
+        RayGroup,
+        TorchDistributedGroup,
+    )
     from sleepbackends.registry import Registry
 
 __version__ = "0.1.0"
@@ -122,6 +130,7 @@ __all__ = [
     "HelperError",
     "HookError",
     "HostMemoryError",
+    "InProcessGroup",
     "IncompatibleBackendError",
     "InvalidLevelError",
     "InvalidOptionsError",
@@ -140,6 +149,10 @@ __all__ = [
     "PolicyConflictError",
     "ProcessLostError",
     "Progress",
+    "Rank",
+    "RankGroup",
+    "RankLostError",
+    "RayGroup",
     "Registry",
     "ReleaseStrategy",
     "RequestError",
@@ -162,6 +175,7 @@ __all__ = [
     "TagPlan",
     "TagPolicy",
     "TagState",
+    "TorchDistributedGroup",
     "TransitionCancelledError",
     "TransitionReport",
     "TransitionTimeoutError",
@@ -185,12 +199,17 @@ _LAZY = {
     "Call": "calls",
     "CompositeBackend": "composite",
     "Fill": "mechanism",
+    "InProcessGroup": "ranks",
     "Metrics": "metrics",
     "Observation": "observers",
     "Orchestrator": "orchestrator",
     "Outcome": "calls",
+    "Rank": "ranks",
+    "RankGroup": "ranks",
+    "RayGroup": "ranks",
     "Registry": "registry",
     "SleepConfig": "config",
+    "TorchDistributedGroup": "ranks",
     "aftermath_of": "calls",
     "hookimpl": "hookspecs",
     "load_config": "config",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 import queue
+import re
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -48,24 +50,34 @@ class Channel:
         self._on_message = on_message
         self._on_end = on_end
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        for work in (self._send_all, self._receive_all):
-            # Daemons: a process that hangs must not keep this one from ending.
-            threading.Thread(target=work, name=f"sleepbackends-channel-{peer}", daemon=True).start()
+        # Daemons: a process that hangs must not keep this one from ending.
+        self._threads = [
+            threading.Thread(target=work, name=f"sleepbackends-channel-{peer}", daemon=True)
+            for work in (self._send_all, self._receive_all)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def send(self, message: Any) -> None:
         """Queue a message that can be pickled."""
         self._outbox.put(pickle.dumps(message))
 
     def end(self) -> None:
-        """Send what is queued, and tell the other side that nothing follows."""
+        """Send what is queued, and tell the other side that nothing follows. Never waits."""
         self._outbox.put(_END)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until both sides have ended; then the group may be destroyed."""
+        give_up = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, give_up - time.monotonic()))
 
     def _send_all(self) -> None:
         while True:
             message = self._outbox.get()
             try:
                 self._send(b"" if message is _END else message)
-            except RuntimeError:
+            except (RuntimeError, ValueError):
                 return  # the thread that receives tells of it
             if message is _END:
                 return
@@ -75,8 +87,11 @@ class Channel:
         try:
             while data := self._receive():
                 self._on_message(pickle.loads(data))  # noqa: S301 - from the engine's own group
-        except RuntimeError as error:
-            reason = str(error).strip().splitlines()[0]
+        except (RuntimeError, ValueError) as error:
+            # Without the place in gloo's source, and the advice that follows. It is a
+            # ValueError if the group was destroyed.
+            reason = re.sub(r"^\[[^\]]*\] ", "", str(error)).partition(". ")[0]
+        self.end()
         self._on_end(reason)
 
     def _send(self, data: bytes) -> None:

@@ -346,18 +346,18 @@ class RankGroup:
         if tags is None:
             return
         if isinstance(tags, str) or not set(tags) <= self.state().tags.keys():
-            self._look(control)
+            self._look(control, self._grace_s)
         check_tags(tags, self.state().tags, operation)
 
     def _refresh(self, control: Control) -> None:
         with self._lock.hold("refresh", control):
             self._check_open()
-            self._look(control)
+            self._look(control, self._grace_s)
 
-    def _look(self, control: Control) -> dict[int, Answer]:
+    def _look(self, control: Control, limit_s: float) -> dict[int, Answer]:
         asked = Round(self._peers, Command(Step.LOOK))
         remaining_s = control.remaining_s()
-        limit_s = self._grace_s if remaining_s is None else min(remaining_s, self._grace_s)
+        limit_s = limit_s if remaining_s is None else min(remaining_s, limit_s)
         in_time = asked.wait(limit_s)
         self._learn(asked.answers, asked.gone)
         self._check_open()
@@ -374,6 +374,7 @@ class RankGroup:
         self._known = {**self._known, **{n: answer.state for n, answer in answers.items()}}
 
     def _meet(self) -> None:
-        answers = self._look(Control(timeout_s=self._grace_s))
+        # They may still be loading the engine.
+        answers = self._look(Control(), self._timeout_s)
         self.capabilities = common(answer.capabilities for answer in answers.values())
         self._epoch = max(answer.epoch for answer in answers.values())

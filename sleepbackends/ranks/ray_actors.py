@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -16,16 +17,18 @@ class RayGroup(RankGroup):
 
     An actor makes a ``Rank`` of its backend and has one method that passes a command on::
 
+        @ray.remote(concurrency_groups={"sleepbackends": 4})
         class Worker:
             def __init__(self):
                 self.rank = Rank(backend)
 
+            @ray.method(concurrency_group="sleepbackends")
             def sleepbackends_rank(self, command):
                 return self.rank.answer(command)
 
-    Such a call lasts as long as the rank works, and an actor that does something else
-    meanwhile cannot answer: give the method a concurrency group, or the actor
-    ``max_concurrency=2`` (https://docs.ray.io/en/latest/ray-core/actors/async_api.html).
+    Such a call lasts as long as the rank works. With threads of their own
+    (https://docs.ray.io/en/latest/ray-core/actors/concurrency_group_api.html) an actor answers
+    whatever else it does; four are enough for an order to undo while one before it hangs.
 
     Parameters
     ----------
@@ -95,5 +98,7 @@ def _passing_on(answer: Future[Answer]) -> Callable[[Future[Answer]], None]:
 
 
 def _lost(error: BaseException) -> RankLostError:
-    lines = str(error).strip().splitlines()
-    return RankLostError(f"{type(error).__name__}: {lines[0] if lines else ''}")
+    lines = re.sub(r"\x1b\[\d*m", "", str(error)).strip().splitlines() or [""]
+    # The last line is what the actor itself raised, if it did.
+    cause = f": {lines[-1]}" if len(lines) > 1 and lines[-1][:1].strip() else ""
+    return RankLostError(f"{type(error).__name__}: {lines[0]}{cause}")

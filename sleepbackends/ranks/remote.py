@@ -119,6 +119,10 @@ class RemoteRank:
         """Say that nothing follows."""
         self._channel.end()
 
+    def join(self, timeout_s: float) -> None:
+        """Wait until the other side has said so too."""
+        self._channel.join(timeout_s)
+
     def _heard(self, message: _Reply | Call) -> None:
         if isinstance(message, _Reply):
             with self._changed:
@@ -196,8 +200,13 @@ class Coordinator:
             )
         raise self._lost()
 
-    def wait(self) -> None:
-        """Wait until rank 0 has left.
+    def wait(self, timeout_s: float) -> None:
+        """Wait until rank 0 has left, and then until it has heard that this rank has, too.
+
+        Parameters
+        ----------
+        timeout_s : float
+            How long to wait for the latter.
 
         Raises
         ------
@@ -206,12 +215,14 @@ class Coordinator:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._over)
+        self._channel.join(timeout_s)
         if self._reason is not None:
             raise self._lost()
 
-    def leave(self) -> None:
-        """Say that nothing follows."""
+    def leave(self, timeout_s: float) -> None:
+        """Say that nothing follows, and wait until rank 0 has said so too."""
         self._channel.end()
+        self._channel.join(timeout_s)
 
     def _lost(self) -> RankLostError:
         return RankLostError(
@@ -237,4 +248,3 @@ class Coordinator:
         with self._changed:
             self._over, self._reason = True, reason
             self._changed.notify_all()
-        self.leave()

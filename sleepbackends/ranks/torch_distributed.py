@@ -35,7 +35,7 @@ class TorchDistributedGroup(RankGroup):
 
     Every process of that group makes one, at the same place of its program. Messages go over a
     gloo group of the same processes that is made here, so that the engine's own may be of any
-    kind.
+    kind. Close the group before ``destroy_process_group``.
 
     Driver style: rank 0 has the orchestrator; the other ranks answer from a thread, and call
     ``serve`` if they have nothing else to do. SPMD style: every rank has an orchestrator and
@@ -114,7 +114,7 @@ class TorchDistributedGroup(RankGroup):
         """
         if self._coordinator is None:
             raise RequestError("rank 0 commands", hint="call serve() on the other ranks")
-        self._coordinator.wait()
+        self._coordinator.wait(self._grace_s)
 
     def state(self) -> BackendState:
         """Return what was heard last of every rank that lives, added up; never waits.
@@ -208,7 +208,7 @@ class TorchDistributedGroup(RankGroup):
 
     def _meet(self) -> None:
         if self._coordinator is not None:
-            self._note(self._coordinator.outcome(0, 2 * self._grace_s, "the meeting"))
+            self._note(self._coordinator.outcome(0, self._timeout_s + self._grace_s, "the meeting"))
             return
         super()._meet()
         for remote in self._remotes.values():
@@ -221,6 +221,8 @@ class TorchDistributedGroup(RankGroup):
 
     def _leave(self) -> None:
         if self._coordinator is not None:
-            self._coordinator.leave()
+            self._coordinator.leave(self._grace_s)
         for remote in self._remotes.values():
             remote.leave()
+        for remote in self._remotes.values():
+            remote.join(self._grace_s)

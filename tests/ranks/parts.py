@@ -12,6 +12,8 @@ from sleepbackends.testing import FaultInjector, SimulatedBackend
 
 SIZE = 1 << 16
 TAGS = ("weights", "lora", "kv_cache")
+CONTENTS = ("weights", "lora")
+"""The tags whose bytes a sleep at level 1 keeps."""
 
 
 class Parts:
