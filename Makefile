@@ -9,8 +9,9 @@ CONSTRAINTS ?= constraints.txt
 
 EXAMPLES := $(addprefix examples/sleepbackends-,limited memfd zstd)
 
-# What the tests need of the system, beside a C compiler: Intel's Level Zero loader.
-SYSTEM_PACKAGES ?= libze1
+# What the tests need of the system, beside a C compiler: a browser for the status page, and
+# Intel's Level Zero loader.
+SYSTEM_PACKAGES ?= chromium libze1
 
 .PHONY: demo test system-packages install lint types docs unit packaging release sbom bench clean
 

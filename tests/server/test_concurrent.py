@@ -11,10 +11,11 @@ from typing import Any
 from sleepbackends.observers import Observation
 from sleepbackends.server import app
 from sleepbackends.server.failures import ErrorReply
+from sleepbackends.server.models import TransitionReply
 from tests.gated import SIZE, TAGS, Gate, make
 from tests.server.calling import client
 
-CLIENTS, CALLS = 16, 1008
+CLIENTS, CALLS = 16, 10_000
 POSTS: list[tuple[str, Any]] = [
     ("/sleep?level=0", None),
     ("/sleep?level=1&mode=abort", None),
@@ -52,10 +53,17 @@ def check(path: str, status: int, body: dict[str, Any]) -> None:
         assert body["serving"] == (body["status"] == "awake")
 
 
-def test_a_thousand_mixed_calls_of_sixteen_clients() -> None:
+def as_told(body: dict[str, Any]) -> tuple[Any, ...]:
+    """What a reply to a transition says, but for how long it took."""
+    tags = [(name, *sorted(tag.items())) for name, tag in sorted(body["tags"].items())]
+    return (body["operation"], body["changed"], body["from"], body["to"], *tags)
+
+
+def test_ten_thousand_mixed_calls_of_sixteen_clients() -> None:
     orchestrator, backend, _ = make()
     statuses: Counter[int] = Counter()
     ended: list[Observation] = []
+    replies: Counter[Any] = Counter()
     orchestrator.observers.add(ended.append)
 
     async def calls(seed: int) -> None:
@@ -70,10 +78,13 @@ def test_a_thousand_mixed_calls_of_sixteen_clients() -> None:
                     response = await http.post(path, json=body)
                 statuses[response.status_code] += 1
                 if path != "/metrics":
-                    check(path, response.status_code, response.json())
+                    body = response.json()
+                    check(path, response.status_code, body)
+                    if "changed" in body:
+                        replies[as_told(body)] += 1
 
     async def main() -> None:
-        await asyncio.wait_for(asyncio.gather(*map(calls, range(CLIENTS))), 60)
+        await asyncio.wait_for(asyncio.gather(*map(calls, range(CLIENTS))), 200)
         async with client(application) as http:
             for _ in range(2):
                 last = (await http.post("/wake_up")).json()
@@ -85,7 +96,12 @@ def test_a_thousand_mixed_calls_of_sixteen_clients() -> None:
     assert statuses[200] > CALLS / 2
     assert statuses[409], "levels and tags were mixed"
     reports = [seen.report for seen in ended if seen.report is not None]
+    told = reports[:-2]  # the last two were not the clients'
     assert sum(report.changed for report in reports) > 100
+    # What clients were told is what happened, and each happened where the one before it ended.
+    assert replies == Counter(
+        as_told(TransitionReply.of(r).model_dump(by_alias=True)) for r in told
+    )
     for former, later in pairwise(reports):
         assert later.sleep_state_before == former.sleep_state
     assert len(backend.mapped) == len(TAGS)
