@@ -15,7 +15,7 @@ from sleepbackends.plan import Plan
 from sleepbackends.policies import LEVELS, Policy
 from sleepbackends.reports import TagChange
 from sleepbackends.sleep_state import SleepState
-from sleepbackends.state import TagState
+from sleepbackends.state import BackendState, TagState
 
 # Told, and left to the orchestrator to check, so that the error is its own.
 _LEVELS: dict[str, JsonValue] = {"minimum": LEVELS[0], "maximum": LEVELS[-1]}
@@ -94,6 +94,11 @@ class TagReply(BaseModel):
             undefined_bytes=tag.undefined_bytes,
             epoch=tag.epoch,
         )
+
+    @classmethod
+    def all_of(cls, memory: BackendState) -> dict[str, TagReply]:
+        """Convert the state of every tag."""
+        return {name: cls.of(tag) for name, tag in sorted(memory.tags.items())}
 
     @classmethod
     def after(cls, changes: Mapping[str, TagChange]) -> dict[str, TagReply]:
@@ -222,6 +227,9 @@ class StateReply(BaseModel):
     fault: str
     progress: ProgressReply | None = Field(description="Null while no transition is going on.")
     tags: dict[str, TagReply]
+    ranks: dict[int, dict[str, TagReply]] = Field(
+        description="The same of each rank; empty unless the backend is made of several."
+    )
 
     @classmethod
     def of(cls, state: EngineState) -> StateReply:
@@ -236,7 +244,8 @@ class StateReply(BaseModel):
             pending_hooks=list(state.pending_hooks),
             fault=state.fault,
             progress=going_on,
-            tags={name: TagReply.of(tag) for name, tag in sorted(state.memory.tags.items())},
+            tags=TagReply.all_of(state.memory),
+            ranks={n: TagReply.all_of(rank) for n, rank in sorted(state.memory.ranks.items())},
         )
 
 

@@ -229,6 +229,7 @@ def test_no_such_route_has_the_shape_too(method: str, path: str) -> None:
         (errors.UnsupportedOperationError, 501),
         (errors.ClosedError, 503),
         (errors.TransitionCancelledError, 503),
+        (errors.RankLostError, 503),
         (errors.TransitionTimeoutError, 504),
         (errors.HostMemoryError, 507),
         (errors.StorageFullError, 507),
