@@ -1,0 +1,30 @@
+"""What coordination of ranks adds stays small, and grows no faster than their number."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import ranks
+from benchmarks.ranks import VERBS
+
+
+def best(count: int) -> float:
+    """The least that was added to the slowest verb: others may be at work on the machine."""
+    found = ranks.measure("simulated", count, latency_s=0.002, rounds=4)
+    assert set(found) == set(VERBS)
+    return max(row["best_added_ms"] for row in found.values())
+
+
+def test_64_ranks_add_less_than_50_ms_and_192_no_more_for_each() -> None:
+    some, many = best(64), best(192)
+    assert some < 50
+    assert many < 192, "a millisecond a rank"
+    assert many / 192 < 3 * max(some, 10) / 64, "at most linear, with a margin for the machine"
+
+
+def test_the_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ranks.main(["--ranks", "2", "--latency-ms", "1", "--rounds", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if line.startswith("| 2 |")]) == 2 * len(VERBS)
+    assert ranks.main(["--ranks", "2", "--backend", "host", "--rounds", "1", "--json"]) == 0
+    assert '{"host": {"2": {"suspend": {"group_ms": ' in capsys.readouterr().out
