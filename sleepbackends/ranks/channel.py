@@ -55,6 +55,9 @@ class Channel:
             threading.Thread(target=work, name=f"sleepbackends-channel-{peer}", daemon=True)
             for work in (self._send_all, self._receive_all)
         ]
+
+    def start(self) -> None:
+        """Begin to send and to receive; the callbacks may need what holds this channel."""
         for thread in self._threads:
             thread.start()
 
@@ -87,9 +90,8 @@ class Channel:
         try:
             while data := self._receive():
                 self._on_message(pickle.loads(data))  # noqa: S301 - from the engine's own group
-        except (RuntimeError, ValueError) as error:
-            # Without the place in gloo's source, and the advice that follows. It is a
-            # ValueError if the group was destroyed.
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody can be heard any more
+            # Without the place in gloo's source, and the advice that follows.
             reason = re.sub(r"^\[[^\]]*\] ", "", str(error)).partition(". ")[0]
         self.end()
         self._on_end(reason)

@@ -206,11 +206,13 @@ def answered(answer: Answer) -> Future[Answer]:
 
 def portable(answer: Answer) -> Answer:
     """Return the answer with an error that can be sent, if its own cannot."""
-    if answer.error is None:
-        return answer
+    return answer if answer.error is None else replace(answer, error=portable_error(answer.error))
+
+
+def portable_error(error: SleepBackendsError) -> SleepBackendsError:
+    """Return the error, or one that says the same, if others' code made it impossible to send."""
     try:
-        pickle.loads(pickle.dumps(answer.error))  # noqa: S301 - what was just pickled
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - what was just pickled
     except Exception:  # noqa: BLE001 - errors of others may fail in any way
-        error = MechanismError(f"{type(answer.error).__name__}: {answer.error}")
-        return replace(answer, error=error)
-    return answer
+        return MechanismError(f"{type(error).__name__}: {error}")
+    return error

@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from sleepbackends.capabilities import Capabilities
 from sleepbackends.errors import RankLostError, SleepBackendsError, TransitionTimeoutError
 from sleepbackends.ranks.channel import Channel
 from sleepbackends.ranks.messages import Answer, Command, Request
-from sleepbackends.ranks.participant import portable
+from sleepbackends.ranks.participant import portable, portable_error
 from sleepbackends.ranks.rank import Rank
 from sleepbackends.state import BackendState
 
@@ -90,6 +90,7 @@ class RemoteRank:
         self._numbers = itertools.count()
         self._asked: dict[int, Future[Answer]] = {}
         self._channel = Channel(side, member, self._heard, self._ended)
+        self._channel.start()
 
     def ask(self, command: Command) -> Future[Answer]:
         """Have the rank do something; see ``Peer.ask``."""
@@ -113,7 +114,8 @@ class RemoteRank:
 
     def introduce(self, outcome: Outcome) -> None:
         """Send an outcome, whether it has come to a verb or not."""
-        self._channel.send(outcome)
+        error = None if outcome.error is None else portable_error(outcome.error)
+        self._channel.send(replace(outcome, error=error))
 
     def leave(self) -> None:
         """Say that nothing follows."""
@@ -163,6 +165,7 @@ class Coordinator:
         self._over = False
         self._reason: str | None = None
         self._channel = Channel(side, member, self._heard, self._ended)
+        self._channel.start()
 
     def call(self, request: Request, timeout_s: float) -> Outcome:
         """Come to a verb, and return how it ended.

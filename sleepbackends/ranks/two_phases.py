@@ -18,6 +18,9 @@ from sleepbackends.errors import (
 from sleepbackends.ranks.merging import named
 from sleepbackends.ranks.messages import Answer, Command, Peer, Request, Step
 
+LISTEN_S = 0.5
+"""How long ranks are listened to after the deadline before they are told to undo."""
+
 
 class Round:
     """One command to some ranks, and what they answered so far.
@@ -215,7 +218,8 @@ class TwoPhases:
             return over or time.monotonic() >= self._give_up
 
         self._control.wait(once, self._request.operation)
-        return over
+        # The ranks have the same deadline, and tell what they waited for when it has passed.
+        return over or attempt(LISTEN_S)
 
     def _note_failures(self, asked: Round) -> None:
         for number, answer in asked.answers.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from sleepbackends import (
     Control,
     DeviceMemoryError,
     HookError,
+    MechanismError,
     Orchestrator,
     Policies,
     Policy,
@@ -31,7 +33,7 @@ from sleepbackends import (
     UnsupportedOperationError,
 )
 from sleepbackends.control import Stage
-from sleepbackends.ranks import Command, InProcessGroup, Rank
+from sleepbackends.ranks import Command, InProcessGroup, Rank, RankGroup
 from sleepbackends.ranks.messages import Request, Step
 from sleepbackends.testing import FakeEngine, SimulatedBackend, SimulatedOptions
 from sleepbackends.testing.simulated import ALL
@@ -319,8 +321,6 @@ def test_ranks_refuse_what_belongs_to_an_earlier_transition() -> None:
 def test_a_new_coordinator_goes_on_counting() -> None:
     backend = simulated(1)[0].backend
     rank = Rank(backend)
-    from sleepbackends.ranks import RankGroup
-
     RankGroup({0: rank}).suspend(1)
     assert RankGroup({0: rank}).resume().changed
 
@@ -339,6 +339,31 @@ def test_a_rank_that_hears_nothing_more_undoes_what_it_did(monkeypatch: pytest.M
     assert part.holds("weights")
     late = rank.answer(Command(Step.PROCEED, 1))
     assert isinstance(late.error, TransitionTimeoutError)
+
+
+class Unportable(MechanismError):
+    """An error of somebody else's that cannot be pickled."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.lock = threading.Lock()
+
+
+def test_an_error_that_cannot_be_sent_says_the_same_in_another_class() -> None:
+    part = simulated(1)[0]
+
+    def broken(*_: object) -> None:
+        raise Unportable("the driver says no")
+
+    part.backend.synchronize = broken
+    rank = Rank(part.backend)
+    error = rank.answer(Command(Step.BEGIN, 1, Request("suspend"), 30.0)).error
+    assert type(error) is MechanismError
+    assert error.message == "Unportable: the driver says no"
+    assert pickle.loads(pickle.dumps(error)).message == error.message
+    group = grouped([part])
+    with pytest.raises(Unportable, match="rank 0: the driver says no"):
+        group.suspend(1)
 
 
 class OnlyTheProtocol:
