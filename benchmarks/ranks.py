@@ -135,8 +135,7 @@ def _row(times: dict[str, list[float]], count: int) -> dict[str, float]:
 def markdown(kind: Kind, found: dict[int, dict[str, dict[str, float]]]) -> str:
     """Write one table."""
     lines = [
-        f"| {kind} ranks | call | group, ms | each alone, ms | added, ms "
-        "| at best, ms | a rank, ms |",
+        f"| {kind} ranks | call | group, ms | each alone, ms | added, ms | at best | a rank, ms |",
         "|---|---|---|---|---|---|---|",
     ]
     for count, verbs in found.items():

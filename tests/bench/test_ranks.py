@@ -8,18 +8,19 @@ from benchmarks import ranks
 from benchmarks.ranks import VERBS
 
 
-def best(count: int) -> float:
+def best(count: int, rounds: int) -> float:
     """The least that was added to the slowest verb: others may be at work on the machine."""
-    found = ranks.measure("simulated", count, latency_s=0.002, rounds=4)
+    found = ranks.measure("simulated", count, latency_s=0.002, rounds=rounds)
     assert set(found) == set(VERBS)
     return max(row["best_added_ms"] for row in found.values())
 
 
-def test_64_ranks_add_less_than_50_ms_and_192_no_more_for_each() -> None:
-    some, many = best(64), best(192)
+def test_64_ranks_add_less_than_50_ms_and_512_less_than_one_each() -> None:
+    some, many = best(64, rounds=6), best(512, rounds=3)
     assert some < 50
-    assert many < 192, "a millisecond a rank"
-    assert many / 192 < 3 * max(some, 10) / 64, "at most linear, with a margin for the machine"
+    assert many < 512
+    # Eight times as many: what grew with the square of their number would be at eight.
+    assert many / 512 < 5 * max(some, 10) / 64
 
 
 def test_the_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -341,28 +341,22 @@ def test_a_rank_that_hears_nothing_more_undoes_what_it_did(monkeypatch: pytest.M
     assert isinstance(late.error, TransitionTimeoutError)
 
 
-class Unportable(MechanismError):
-    """An error of somebody else's that cannot be pickled."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.lock = threading.Lock()
-
-
 def test_an_error_that_cannot_be_sent_says_the_same_in_another_class() -> None:
     part = simulated(1)[0]
 
     def broken(*_: object) -> None:
-        raise Unportable("the driver says no")
+        error = MechanismError("the driver says no")
+        error.tags = threading.Lock()  # type: ignore[assignment]
+        raise error
 
     part.backend.synchronize = broken
     rank = Rank(part.backend)
     error = rank.answer(Command(Step.BEGIN, 1, Request("suspend"), 30.0)).error
-    assert type(error) is MechanismError
-    assert error.message == "Unportable: the driver says no"
+    assert error is not None
+    assert error.message == "MechanismError: the driver says no"
     assert pickle.loads(pickle.dumps(error)).message == error.message
     group = grouped([part])
-    with pytest.raises(Unportable, match="rank 0: the driver says no"):
+    with pytest.raises(MechanismError, match="rank 0: the driver says no"):
         group.suspend(1)
 
 

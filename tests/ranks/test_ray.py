@@ -1,4 +1,8 @@
-"""Ranks in Ray actors, with the host backend. One small Ray on this machine serves all tests."""
+"""Ranks in Ray actors, with the host backend.
+
+One small Ray on this machine and two actors serve all tests; the last test kills the actors.
+Every test makes a group of its own, which goes on where the one before it stopped.
+"""
 
 from __future__ import annotations
 
@@ -43,15 +47,12 @@ def cluster() -> Iterator[None]:
             gc.collect()
 
 
-@pytest.fixture
-def workers(cluster: None) -> Iterator[list[Any]]:
+@pytest.fixture(scope="module")
+def workers(cluster: None) -> list[Any]:
     from tests.ranks.ray_worker import Worker
 
     actor = ray.remote(num_cpus=0, concurrency_groups={"sleepbackends": 4})(Worker)
-    workers = [actor.remote(number) for number in range(2)]
-    yield workers
-    for worker in workers:
-        ray.kill(worker)
+    return [actor.remote(number) for number in range(2)]
 
 
 def grouped(workers: list[Any], grace_s: float = 10.0) -> RayGroup:
@@ -70,7 +71,6 @@ def test_actors_sleep_release_and_wake_as_one(workers: list[Any]) -> None:
     assert orchestrator.wake_up().serving
     assert all(ray.get([worker.holds.remote() for worker in workers]))
     assert engine.named() == ["quiesce", "drop_caches", "unquiesce"] * 2
-    orchestrator.close()
 
 
 def test_a_fault_on_one_actor_at_every_step(workers: list[Any]) -> None:
@@ -80,6 +80,37 @@ def test_a_fault_on_one_actor_at_every_step(workers: list[Any]) -> None:
             group, verb, step, call, lambda faults: int(ray.get(workers[1].break_at.remote(faults)))
         )
     assert all(ray.get([worker.holds.remote() for worker in workers]))
+
+
+def test_an_actor_that_hangs_is_named_and_goes_on_harmlessly(workers: list[Any]) -> None:
+    group = grouped(workers, grace_s=0.3)
+    ray.get(workers[1].hang_on_save.remote())
+    with pytest.raises(TransitionTimeoutError, match="rank 1 did not say how it ended"):
+        group.suspend(1, control=Control(timeout_s=0.3))
+    assert not group.state().ranks[0].asleep_tags()
+    ray.get(workers[1].go_on.remote())
+    for _ in range(100):
+        try:
+            group.suspend(1)
+            break
+        except (RequestError, TransitionTimeoutError):
+            time.sleep(0.05)
+    assert alike(group.state())
+    assert group.state().mapped_bytes == 0
+    group.resume()
+    group.mark_valid(["kv_cache"])
+    assert not group.state().unusable_tags()
+
+
+def test_an_actor_without_the_method_is_refused(workers: list[Any]) -> None:
+    with pytest.raises(RequestError, match="rank 0 has no method 'no_such'"):
+        RayGroup(workers, method="no_such")
+
+
+def test_the_example_runs(cluster: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert runpy.run_path(str(EXAMPLE))["main"]() == 0
+    said = capsys.readouterr().out.splitlines()
+    assert {"rank 0 gave back 48 MiB", "rank 1 gave back 48 MiB", "right"} <= set(said)
 
 
 def test_an_actor_that_is_killed_is_named_and_the_other_is_usable(workers: list[Any]) -> None:
@@ -105,31 +136,3 @@ def test_an_actor_that_is_killed_is_named_and_the_other_is_usable(workers: list[
         orchestrator.sleep()
     with pytest.raises(RequestError, match="no rank would be left"):
         group.forget_lost()
-
-
-def test_an_actor_that_hangs_is_named_and_goes_on_harmlessly(workers: list[Any]) -> None:
-    group = grouped(workers, grace_s=0.3)
-    ray.get(workers[1].hang_on_save.remote())
-    with pytest.raises(TransitionTimeoutError, match="rank 1 did not say how it ended"):
-        group.suspend(1, control=Control(timeout_s=0.3))
-    assert not group.state().ranks[0].asleep_tags()
-    ray.get(workers[1].go_on.remote())
-    for _ in range(100):
-        try:
-            group.suspend(1)
-            break
-        except (RequestError, TransitionTimeoutError):
-            time.sleep(0.05)
-    assert alike(group.state())
-    assert group.state().mapped_bytes == 0
-
-
-def test_an_actor_without_the_method_is_refused(workers: list[Any]) -> None:
-    with pytest.raises(RequestError, match="rank 0 has no method 'no_such'"):
-        RayGroup(workers, method="no_such")
-
-
-def test_the_example_runs(cluster: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert runpy.run_path(str(EXAMPLE))["main"]() == 0
-    said = capsys.readouterr().out.splitlines()
-    assert {"rank 0 gave back 48 MiB", "rank 1 gave back 48 MiB", "right"} <= set(said)
