@@ -15,9 +15,13 @@ _COUNTS = tuple(field.name for field in fields(TagState))
 
 
 def common(capabilities: Iterable[Capabilities]) -> Capabilities:
-    """Return what all ranks can do. A group does not stage: each rank does so by itself."""
+    """Return what all ranks can do, and whether any of them gives its device context back.
+
+    A group does not stage: each rank does so by itself.
+    """
     all_of = list(capabilities)
     flags = {name: all(getattr(one, name) for one in all_of) for name in Capabilities.names()}
+    flags["releases_device_context"] = any(one.releases_device_context for one in all_of)
     return Capabilities(**{**flags, "supports_staging": False})
 
 
@@ -27,7 +31,17 @@ def merged_states(ranks: Mapping[int, BackendState]) -> BackendState:
     for rank in ranks.values():
         for name, tag in rank.tags.items():
             tags[name].append(tag)
-    return BackendState({name: _sum(of) for name, of in tags.items()}, dict(ranks))
+    contexts = {rank.context_released for rank in ranks.values()}
+    return BackendState(
+        {name: _sum(of) for name, of in tags.items()},
+        # One that is gone is gone for hooks that use all ranks; else what they agree on.
+        context_released=True
+        if True in contexts
+        else contexts.pop()
+        if len(contexts) == 1
+        else None,
+        ranks=dict(ranks),
+    )
 
 
 NAME = "ranks"

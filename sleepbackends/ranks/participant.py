@@ -51,6 +51,7 @@ class Participant(Control):
         self._epoch = epoch
         self._request = request
         self._agreed: set[Stage] = set()
+        self._moves_at_once = False
         self._go = threading.Event()
         self._lock = threading.Lock()
         self._asked: Future[Answer] | None = None
@@ -86,7 +87,7 @@ class Participant(Control):
         TransitionTimeoutError, TransitionCancelledError
             It did not, or the others failed.
         """
-        if stage in self._agreed:
+        if stage in self._agreed or self._moves_at_once:
             return
         self._tell(stage)
         remaining_s = self.remaining_s()
@@ -143,7 +144,9 @@ class Participant(Control):
         self._request.check(self._backend)
         self.agree(Stage.CHECKED)
         before = self._backend.state()
+        self._moves_at_once = True  # a part of it may stop by itself, before the rest has begun
         report = self._request.run(self._backend, self)
+        self._moves_at_once = False
         try:
             self.agree(Stage.UNDOABLE)
         except SleepBackendsError as error:
@@ -184,12 +187,13 @@ def describe(
     error: SleepBackendsError | None = None,
 ) -> Answer:
     """Make an answer of what is so now."""
+    state = backend.state()
     return Answer(
         who=f"process {os.getpid()} on {socket.gethostname()}",
         capabilities=backend.capabilities,
         epoch=epoch,
         # A plain dict: what a ledger hands out cannot be pickled.
-        state=BackendState(dict(backend.state().tags), {}),
+        state=replace(state, tags=dict(state.tags), ranks={}),
         stage=stage,
         total_bytes=total_bytes,
         report=report,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sleepbackends import (
+    BackendState,
     BusyError,
     Capabilities,
     ClosedError,
@@ -32,8 +33,10 @@ from sleepbackends import (
     UnknownTagError,
     UnsupportedOperationError,
 )
+from sleepbackends.composite import CompositeBackend
 from sleepbackends.control import Stage
 from sleepbackends.ranks import Command, InProcessGroup, Rank, RankGroup
+from sleepbackends.ranks.merging import merged_states
 from sleepbackends.ranks.messages import Request, Step
 from sleepbackends.testing import FakeEngine, SimulatedBackend, SimulatedOptions
 from sleepbackends.testing.simulated import ALL
@@ -125,6 +128,50 @@ def test_a_group_can_do_what_all_of_its_ranks_can() -> None:
     with pytest.raises(UnsupportedOperationError, match=r"rank 1: .*supports_selective_release"):
         group.discard(["lora"])
     assert group.state().asleep_tags() == {"kv_cache"}
+
+
+def test_a_device_context_that_one_rank_gives_back_is_gone_for_hooks_of_all() -> None:
+    parts = simulated(2)
+    deep = SimulatedBackend(SimulatedOptions(replace(ALL, releases_device_context=True)))
+    orchestrator, hooks = engine(InProcessGroup([parts[0].backend, Parts(deep, 1).backend]))
+    assert orchestrator.capabilities.releases_device_context
+    orchestrator.sleep()
+    assert hooks.named() == ["quiesce"], "caches cannot be dropped before the context is back"
+    assert orchestrator.wake_up().serving
+    assert hooks.named()[0] == "drop_caches"
+    for contexts, expected in [
+        ((None, None), None),
+        ((False, False), False),
+        ((None, True), True),
+        ((False, None), None),
+    ]:
+        states = {n: BackendState(context_released=gone) for n, gone in enumerate(contexts)}
+        assert merged_states(states).context_released is expected
+
+
+def test_a_composite_moves_as_a_whole_and_is_brought_back() -> None:
+    class Outer(SimulatedBackend):
+        name = "outer"
+
+    class Whole(SimulatedBackend):
+        name = "whole"
+
+    whole = replace(ALL, owns_allocations=False, releases_device_context=True)
+    inner = Whole(SimulatedOptions(whole))
+    with inner.region("process") as region:
+        region.buffer(SIZE)
+    outer, plain = Parts(Outer(), 0), Parts(SimulatedBackend(), 1)
+    group = InProcessGroup([CompositeBackend(outer.backend, inner), plain.backend])
+    plain.break_at({"save": [0]})
+    with pytest.raises(MechanismError, match="rank 1: suspend failed"):
+        group.suspend(1)
+    plain.break_at({})
+    assert not group.state().asleep_tags(), "both of its parts are awake again"
+    assert group.suspend(1).changed
+    assert group.state().mapped_bytes == 0
+    group.resume()
+    assert outer.holds("weights")
+    assert not group.state().asleep_tags()
 
 
 def test_ranks_may_have_different_tags() -> None:
