@@ -36,7 +36,7 @@ def run(mutation: str) -> Done:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=280,
         )
         if done.returncode:
             break
