@@ -35,6 +35,9 @@ class Mechanism(ABC):
     soon as it is saved. Resume: ``reserve``, ``restore`` with ``map`` for each block just
     before it is restored, ``map`` and ``fill`` for those without saved bytes,
     ``synchronize``, ``forget``.
+
+    A mechanism with many small blocks may take several at once: ``batches``, ``unmap_all``,
+    ``map_all``, and sequences of blocks from ``save`` and ``restore``.
     """
 
     def begin(self) -> None:
@@ -61,10 +64,11 @@ class Mechanism(ABC):
         """
 
     @abstractmethod
-    def save(self, blocks: Sequence[Block], control: Control) -> Iterator[Block]:
+    def save(self, blocks: Sequence[Block], control: Control) -> Iterator[Block | Sequence[Block]]:
         """Copy the bytes of the blocks to safety, and yield each block once it is safe.
 
-        A yielded block is unmapped before the next one is asked for. Call
+        Blocks that became safe together may be yielded as one sequence. What was yielded is
+        unmapped before the next is asked for. Call
         ``control.advance`` with the bytes done as you go; it raises when the deadline has
         passed. If this raises, or is closed half-way, ``retire`` is called for every block
         once it is mapped.
@@ -83,6 +87,16 @@ class Mechanism(ABC):
 
         If this raises, the block must still be mapped with its bytes intact.
         """
+
+    def batches(self, blocks: Sequence[Block]) -> Iterable[Sequence[Block]]:
+        """Cut blocks, in their order, into what is mapped or unmapped at once: one each."""
+        return ([block] for block in blocks)
+
+    def unmap_all(self, blocks: Sequence[Block], done: list[Block]) -> None:
+        """Unmap some blocks, and append each to ``done`` that was, whatever is raised."""
+        for block in blocks:
+            self.unmap(block)
+            done.append(block)
 
     def reserve(self, blocks: Sequence[Block]) -> None:
         """Take, or make sure of, the memory of all these blocks before the first is mapped.
@@ -103,9 +117,17 @@ class Mechanism(ABC):
         If this raises, the block must be unmapped.
         """
 
+    def map_all(self, blocks: Sequence[Block], done: list[Block]) -> None:
+        """Map some blocks, and append each to ``done`` that was, whatever is raised."""
+        for block in blocks:
+            self.map(block)
+            done.append(block)
+
     @abstractmethod
-    def restore(self, blocks: Iterable[Block], control: Control) -> Iterator[Block]:
-        """Copy saved bytes back, and yield each block once it is done.
+    def restore(
+        self, blocks: Iterable[Block], control: Control
+    ) -> Iterator[Block | Sequence[Block]]:
+        """Copy saved bytes back, and yield each block once it is done, or several at once.
 
         A block is mapped when it is taken from ``blocks``, and the rest of the resume when
         the last was taken: a mechanism that queues its copies does both at once. One that

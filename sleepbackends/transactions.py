@@ -44,9 +44,9 @@ def suspend(
     moved: list[Block] = []
     dropped: list[Block] = []
     try:
-        for block in offload:
-            if block.placement.owed:
-                _offload(mechanism, ledger, block, moved, control)
+        stranded = [block for block in offload if block.placement.owed]
+        for batch in mechanism.batches(stranded):
+            _offload(mechanism, ledger, batch, moved, control)
         # Closed here, not whenever the traceback lets go of it: copies may be under way.
         with closing(_save(mechanism, ledger, unsaved, moved, control)) as saved:
             for _ in saved:
@@ -113,34 +113,51 @@ def _save(
     blocks: Sequence[Block],
     moved: list[Block],
     control: Control,
-) -> Generator[Block, None, None]:
+) -> Generator[None, None, None]:
+    """Save and unmap, with a pause whenever some blocks are."""
     if not blocks:
         return
     saved = mechanism.save(blocks, control)
-    waiting = {id(block) for block in blocks}
+    waiting = set(blocks)
     try:
-        while (block := _next(saved, "save", control)) is not None:
-            _settle(waiting, block, "save")
-            _offload(mechanism, ledger, block, moved, control)
-            yield block
+        while (batch := _next(saved, "save", control)) is not None:
+            _settle(waiting, batch, "save")
+            _offload(mechanism, ledger, batch, moved, control)
+            yield
     finally:
         _close(saved)
     if waiting:
         raise MechanismError(f"save ended with {len(waiting)} of {len(blocks)} blocks not saved")
 
 
-def _next(blocks: Iterator[Block], phase: str, control: Control) -> Block | None:
+def _next(
+    steps: Iterator[Block | Sequence[Block]], phase: str, control: Control
+) -> Sequence[Block] | None:
     with control.phase(phase):
-        return next(blocks, None)
+        found = next(steps, None)
+    return [found] if isinstance(found, Block) else found
 
 
 def _offload(
-    mechanism: Mechanism, ledger: Ledger, block: Block, moved: list[Block], control: Control
+    mechanism: Mechanism,
+    ledger: Ledger,
+    batch: Sequence[Block],
+    moved: list[Block],
+    control: Control,
 ) -> None:
     with control.phase("unmap"):
-        mechanism.unmap(block)
-    ledger.apply(Move.OFFLOAD, block)
-    moved.append(block)
+        _unmap(mechanism, ledger, Move.OFFLOAD, batch, moved)
+
+
+def _unmap(
+    mechanism: Mechanism, ledger: Ledger, move: Move, batch: Sequence[Block], gone: list[Block]
+) -> None:
+    done: list[Block] = []
+    try:
+        mechanism.unmap_all(batch, done)
+    finally:
+        ledger.apply(move, *done)
+        gone += done
 
 
 def _drop(
@@ -152,10 +169,8 @@ def _drop(
 ) -> None:
     try:
         with control.phase("drop"):
-            for block in blocks:
-                mechanism.unmap(block)
-                ledger.apply(Move.DISCARD, block)
-                dropped.append(block)
+            for batch in mechanism.batches(blocks):
+                _unmap(mechanism, ledger, Move.DISCARD, batch, dropped)
     finally:
         ledger.bump_epochs(dropped)
 
@@ -209,21 +224,22 @@ def _mapping(
     mapped: list[Block],
     control: Control,
 ) -> Iterator[Block]:
-    """Map block by block, so that what restores the first goes on beside the rest."""
-    for block in owed:
+    """Map batch by batch, so that what restores the first goes on beside the rest."""
+    for batch in mechanism.batches(owed):
         with control.phase("map"):
-            _map(mechanism, block, mapped)
-        yield block
+            _map(mechanism, batch, mapped)
+        yield from batch
     with control.phase("map"):
-        for block in empty:
-            _map(mechanism, block, mapped)
-            mechanism.fill(block, fill)
+        for batch in mechanism.batches(empty):
+            _map(mechanism, batch, mapped)
+            for block in batch:
+                mechanism.fill(block, fill)
 
 
-def _map(mechanism: Mechanism, block: Block, mapped: list[Block]) -> None:
-    if not block.placement.mapped:
-        mechanism.map(block)
-        mapped.append(block)
+def _map(mechanism: Mechanism, batch: Sequence[Block], mapped: list[Block]) -> None:
+    asleep = [block for block in batch if not block.placement.mapped]
+    if asleep:
+        mechanism.map_all(asleep, mapped)
 
 
 def _restore(
@@ -232,10 +248,10 @@ def _restore(
     if not blocks:
         return
     restored = mechanism.restore(ready, control)
-    waiting = {id(block) for block in blocks}
+    waiting = set(blocks)
     try:
-        while (block := _next(restored, "restore", control)) is not None:
-            _settle(waiting, block, "restore")
+        while (batch := _next(restored, "restore", control)) is not None:
+            _settle(waiting, batch, "restore")
     finally:
         _close(restored)
     if waiting:
@@ -274,16 +290,14 @@ def _attempt(error: BaseException, step: str, call: Callable[[], None]) -> bool:
     return True
 
 
-def _settle(waiting: set[int], block: Block, step: str) -> None:
-    try:
-        waiting.remove(id(block))
-    except KeyError:
-        raise MechanismError(
-            f"{step} yielded a block twice or one that was not asked for"
-        ) from None
+def _settle(waiting: set[Block], batch: Sequence[Block], step: str) -> None:
+    before = len(waiting)
+    waiting.difference_update(batch)
+    if before - len(waiting) != len(batch):
+        raise MechanismError(f"{step} yielded a block twice or one that was not asked for")
 
 
-def _close(steps: Iterable[Block]) -> None:
+def _close(steps: object) -> None:
     close = getattr(steps, "close", None)
     if close is not None:
         close()

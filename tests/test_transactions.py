@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle
+from typing import TypeVar
 
 import pytest
 
@@ -30,7 +31,10 @@ class PassedAfterTheFirstBlock(Control):
         return 0.0 if self.progress.done_bytes > SIZE else 3600.0
 
 
-def filled(backend: SimulatedBackend) -> SimulatedBackend:
+BackendT = TypeVar("BackendT", bound=SimulatedBackend)
+
+
+def filled(backend: BackendT) -> BackendT:
     for tag in ("weights", "weights", "kv_cache"):
         with backend.region(tag) as region:
             region.buffer(SIZE).write(b"x" * SIZE)
@@ -133,3 +137,89 @@ def test_what_a_restore_does_not_ask_for_is_mapped_all_the_same() -> None:
     backend.resume()
     assert backend.mapped_bytes == 3 * SIZE
     assert sorted(map(bytes, backend.mapped.values())) == [bytes(SIZE), *2 * [b"x" * SIZE]]
+
+
+class Together(SimulatedBackend):
+    """Saves, unmaps, maps and restores all blocks at once."""
+
+    def save(self, blocks: Sequence[Block], control: Control) -> Iterator[list[Block]]:  # type: ignore[override] # as any mechanism may
+        yield list(super().save(blocks, control))
+
+    def batches(self, blocks: Sequence[Block]) -> list[Sequence[Block]]:
+        return [blocks]
+
+    def restore(self, blocks: Iterable[Block], control: Control) -> Iterator[list[Block]]:  # type: ignore[override] # as any mechanism may
+        yield list(super().restore(blocks, control))
+
+
+class Stuck(Together):
+    """Refuses to unmap, or to map, one block of those that it gets at once."""
+
+    stuck: tuple[str, int] = ("", 0)
+
+    def unmap_all(self, blocks: Sequence[Block], done: list[Block]) -> None:
+        self._until_stuck("unmap", blocks, done)
+
+    def map_all(self, blocks: Sequence[Block], done: list[Block]) -> None:
+        self._until_stuck("map", blocks, done)
+
+    def _until_stuck(self, step: str, blocks: Sequence[Block], done: list[Block]) -> None:
+        for number, block in enumerate(blocks):
+            if (step, number) == self.stuck:
+                self.stuck = ("", 0)
+                raise MechanismError("stuck")
+            getattr(self, step)(block)
+            done.append(block)
+
+
+def test_blocks_may_be_taken_several_at_once() -> None:
+    backend = filled(Together())
+    backend.suspend(1)
+    assert backend.mapped_bytes == 0
+    assert len(backend.saved) == 2
+    backend.resume()
+    assert sorted(map(bytes, backend.mapped.values())) == [bytes(SIZE), *2 * [b"x" * SIZE]]
+
+
+@pytest.mark.parametrize("stuck", [0, 1])
+def test_what_was_done_to_some_of_several_blocks_is_undone(stuck: int) -> None:
+    backend = filled(Stuck())
+    before = backend.state()
+    backend.stuck = ("unmap", stuck)
+    with pytest.raises(MechanismError, match="stuck"):
+        backend.suspend(1)
+    assert backend.state() == before
+    assert not backend.saved
+    assert [bytes(data) for data in backend.mapped.values()] == 3 * [b"x" * SIZE]
+    backend.suspend(1)
+    asleep = backend.state()
+    backend.stuck = ("map", stuck)
+    with pytest.raises(MechanismError, match="stuck"):
+        backend.resume()
+    assert backend.state() == asleep
+    assert backend.mapped_bytes == 0
+    backend.resume()
+    assert sorted(map(bytes, backend.mapped.values())) == [bytes(SIZE), *2 * [b"x" * SIZE]]
+
+
+def test_what_was_dropped_of_several_blocks_is_told() -> None:
+    backend = filled(Stuck())
+    backend.stuck = ("unmap", 1)
+    with pytest.raises(MechanismError) as caught:
+        backend.discard({"weights"})
+    found = caught.value.report.tags["weights"].after.residencies
+    assert found == {Residency.DISCARDED, Residency.RESIDENT}
+    assert backend.mapped_bytes == 2 * SIZE
+
+
+class YieldsTwice(Together):
+    def save(self, blocks: Sequence[Block], control: Control) -> Iterator[list[Block]]:  # type: ignore[override] # as any mechanism may
+        for some in super().save(blocks, control):
+            yield [*some, some[0]]
+
+
+def test_a_block_among_several_is_not_yielded_twice() -> None:
+    backend = filled(YieldsTwice())
+    with pytest.raises(MechanismError, match="yielded a block twice"):
+        backend.suspend(1)
+    assert backend.mapped_bytes == 3 * SIZE

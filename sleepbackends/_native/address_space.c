@@ -164,9 +164,13 @@ static Extent *containing(Address address) {
   return at < n_extents && extents[at]->address <= address ? extents[at] : NULL;
 }
 
+/* Whoever asks goes through the table more often than not, so the search begins where the last ended. */
 static Extent *by_id(uint64_t id) {
-  for (size_t i = 0; i < n_extents; i++)
-    if (extents[i]->id == id) return extents[i];
+  static size_t at;
+  for (size_t i = 0; i < n_extents; i++, at++) {
+    if (at >= n_extents) at = 0;
+    if (extents[at]->id == id) return extents[at];
+  }
   return NULL;
 }
 
@@ -436,8 +440,7 @@ long sb_pieces(uint64_t id, Piece *out, size_t most) {
 
 enum { CREATE, RELEASE, MAP, UNMAP };
 
-/* Do one step of a busy space to one extent; a driver error, or one of ours. */
-int sb_step(uint64_t id, int step) {
+static Result step_once(uint64_t id, int step) {
   void *before;
   pthread_mutex_lock(&lock);
   Extent *e = by_id(id);
@@ -454,5 +457,13 @@ int sb_step(uint64_t id, int step) {
     driver_leave(e->device, before);
   }
   pthread_mutex_unlock(&lock);
+  return r;
+}
+
+/* Do one step of a busy space to some extents, until one fails: with a driver error, or one of ours.
+ * `done` follows how many it was done to. Others get their turn between two of them. */
+int sb_steps(const uint64_t *ids, size_t count, int step, size_t *done) {
+  Result r = 0;
+  for (*done = 0; *done < count && !(r = step_once(ids[*done], step));) ++*done;
   return r;
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -26,7 +26,7 @@ from sleepbackends.errors import (
     MechanismError,
     SleepBackendsError,
 )
-from sleepbackends.vmm.driver import DOING, LaneUse
+from sleepbackends.vmm.driver import DOING, Direction, LaneUse
 from sleepbackends.vmm.driver_errors import native_error
 from sleepbackends.vmm.fingerprint import Pending, Span
 
@@ -265,6 +265,18 @@ class CudaLane:
     def to_device(self, address: int, host: int, size_bytes: int) -> None:
         """Queue a copy from pinned host memory to the device."""
         self._queue(self._cu.cuMemcpyHtoDAsync, address, host, size_bytes)
+
+    def copy_all(self, direction: Direction, copies: Iterable[tuple[int, int, int]]) -> None:
+        """Queue copies of device address, host address and size; the context is entered once."""
+        self._check_open()
+        call, cu, stream = self._driver.call, self._cu, self._stream
+        with self._driver.current(self._device):
+            if direction == "down":
+                for address, host, size_bytes in copies:
+                    call(cu.cuMemcpyDtoHAsync, host, address, size_bytes, stream)
+            else:
+                for address, host, size_bytes in copies:
+                    call(cu.cuMemcpyHtoDAsync, address, host, size_bytes, stream)
 
     def fill(self, address: int, size_bytes: int, byte: int) -> None:
         """Queue setting every byte."""

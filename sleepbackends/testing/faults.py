@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any
 
+from sleepbackends.ledger import Block
 from sleepbackends.mechanism import Mechanism
 from sleepbackends.testing.device import HeldCall, InjectedFault
 
@@ -16,6 +18,8 @@ CALL_STEPS = ("synchronize", "check_room_to_save", "reserve", "map", "fill", "un
 
 ITERATOR_STEPS = ("save", "restore")
 """Steps that fail after some blocks have been yielded."""
+
+_TOGETHER = ("batches", "map_all", "unmap_all")
 
 STEPS = CALL_STEPS + ITERATOR_STEPS
 """Every step of a mechanism that may fail. ``forget`` and ``release`` must not."""
@@ -36,6 +40,7 @@ def hold_step(backend: Any, step: str) -> Iterator[HeldCall]:
     """Make a step of a backend's mechanism wait until it is let go, or the block ends."""
     steps, held = steps_of(backend), HeldCall()
     real, before = getattr(steps, step), vars(steps).get(step)
+    together = _one_by_one(steps)
 
     def call(*args: Any) -> Any:
         held.enter()
@@ -45,8 +50,17 @@ def hold_step(backend: Any, step: str) -> Iterator[HeldCall]:
     try:
         yield held
     finally:
-        _put_back(steps, step, before)
+        for name, replaced in {**together, step: before}.items():
+            _put_back(steps, name, replaced)
         held.let_go()
+
+
+def _one_by_one(steps: Any) -> dict[str, Any]:
+    """Have each block mapped and unmapped by a call of its own; return what was there before."""
+    before = {name: vars(steps).get(name) for name in _TOGETHER}
+    for name in _TOGETHER:
+        setattr(steps, name, partial(getattr(Mechanism, name), steps))
+    return before
 
 
 def _put_back(steps: Any, step: str, before: Any) -> None:
@@ -98,6 +112,7 @@ class FaultInjector:
 
     def __enter__(self) -> FaultInjector:
         self._before = {step: vars(self.backend).get(step) for step in STEPS}
+        self._before |= _one_by_one(self.backend)
         for step in STEPS:
             wrap = self._iterating if step in ITERATOR_STEPS else self._calling
             setattr(self.backend, step, wrap(step, getattr(self.backend, step)))
@@ -109,8 +124,8 @@ class FaultInjector:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for step in STEPS:
-            _put_back(self.backend, step, self._before[step])
+        for step, before in self._before.items():
+            _put_back(self.backend, step, before)
 
     def _count(self, step: str) -> None:
         call = self.calls[step]
@@ -131,8 +146,9 @@ class FaultInjector:
             items = real(*args)
             try:
                 for item in items:
-                    self._count(step)
-                    yield item
+                    for block in [item] if isinstance(item, Block) else item:
+                        self._count(step)
+                        yield block
             finally:
                 items.close()
 

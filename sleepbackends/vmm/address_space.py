@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,13 @@ SHARE_BELOW_BYTES = 64 << 20
 """Requests of this size cost nothing noticeable on their own."""
 
 _CREATE, _RELEASE, _MAP, _UNMAP = range(4)
+
+Reached = Callable[[int], object]
+"""Is told for how many of some extents a step was done, all of them or not."""
+
+
+def _ignore(count: int) -> None:
+    pass
 
 
 class _Info(ctypes.Structure):
@@ -220,46 +228,57 @@ class AddressSpace:
                 return [(piece.offset, piece.size) for piece in pieces[:count]]
             capacity = count
 
-    def create(self, extent_id: int, *, device: int) -> None:
-        """Take the physical memory of an extent that has none; else nothing.
+    def create(self, extents: Sequence[Extent], reached: Reached = _ignore) -> None:
+        """Take the physical memory of those extents that have none.
 
         Raises
         ------
         DeviceMemoryError
             If there is no room.
         """
-        code = self._native.sb_step(extent_id, _CREATE)
-        self._driver.check(code, "taking memory", device=device)
+        self._do(_CREATE, "taking memory", extents, reached)
 
-    def release(self, extent_id: int) -> None:
-        """Give back what ``create`` took; nothing if there is none.
+    def release(self, extents: Sequence[Extent], reached: Reached = _ignore) -> None:
+        """Give back what ``create`` took; nothing where there is none.
 
         Raises
         ------
         MechanismError
             If the driver refuses; ``end`` tries again.
         """
-        self._driver.check(self._native.sb_step(extent_id, _RELEASE), "giving memory back")
+        self._do(_RELEASE, "giving memory back", extents, reached)
 
-    def map(self, extent_id: int) -> None:
+    def map(self, extents: Sequence[Extent], reached: Reached = _ignore) -> None:
         """Map the physical memory that ``create`` took.
 
         Raises
         ------
         MechanismError
-            If the driver refuses; the extent is not usable and keeps its physical memory.
+            If the driver refuses; the extent it failed at is not usable and keeps its physical
+            memory.
         """
-        self._driver.check(self._native.sb_step(extent_id, _MAP), "mapping")
+        self._do(_MAP, "mapping", extents, reached)
 
-    def unmap(self, extent_id: int) -> None:
-        """Unmap an extent and give its physical memory back, at the latest at ``end``.
+    def unmap(self, extents: Sequence[Extent], reached: Reached = _ignore) -> None:
+        """Unmap extents and give their physical memory back, at the latest at ``end``.
 
         Raises
         ------
         MechanismError
-            If the driver refuses; the extent is still mapped.
+            If the driver refuses; the extent it failed at is still mapped.
         """
-        self._driver.check(self._native.sb_step(extent_id, _UNMAP), "unmapping")
+        self._do(_UNMAP, "unmapping", extents, reached)
+
+    def _do(self, step: int, what: str, extents: Sequence[Extent], reached: Reached) -> None:
+        """Do a step in one call, until it fails for one."""
+        ids = array("Q", [extent.id for extent in extents])
+        done = ctypes.c_size_t()
+        try:
+            code = self._native.sb_steps(ids.buffer_info()[0], len(ids), step, ctypes.byref(done))
+        finally:
+            reached(done.value)
+        if code:
+            self._driver.check(code, what, device=extents[done.value].device)
 
 
 def _address(function: Any) -> int:
@@ -283,7 +302,7 @@ def _declare(native: ctypes.CDLL) -> Any:
         "sb_changes": (ctypes.c_uint64, ()),
         "sb_extents": (size, (number, pointer, size)),
         "sb_pieces": (ctypes.c_long, (ctypes.c_uint64, pointer, size)),
-        "sb_step": (number, (ctypes.c_uint64, number)),
+        "sb_steps": (number, (pointer, size, number, pointer)),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(native, name)

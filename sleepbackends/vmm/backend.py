@@ -117,7 +117,7 @@ class VmmBackend(VmmMechanism[OptionsT]):
             )
         self._followed = changes
 
-    def save(self, blocks: Sequence[Block], control: Control) -> Iterator[Block]:
+    def save(self, blocks: Sequence[Block], control: Control) -> Iterator[Sequence[Block]]:
         """Save as every mechanism here, and have what was saved shared where that is wanted."""
         yield from super().save(blocks, control)
         self._share()

@@ -8,7 +8,7 @@ cache, which goes as soon as its room is needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -32,8 +32,8 @@ class Chunk:
 
     Parameters
     ----------
-    offset : int
-        Where they begin in the block's extent.
+    span : Span
+        Where they are on the device.
     saved : Saved
         Where they are.
     fingerprint : int or None
@@ -42,7 +42,7 @@ class Chunk:
         How often they were, or began to be, overwritten.
     """
 
-    offset: int
+    span: Span
     saved: Saved
     fingerprint: int | None = None
     writes: int = 0
@@ -50,7 +50,20 @@ class Chunk:
     @property
     def size_bytes(self) -> int:
         """How many bytes it is."""
-        return self.saved.size_bytes
+        return self.span.size_bytes
+
+    def transfers(self) -> Iterator[tuple[int, Place]]:
+        """List its copies: device address, and where the bytes there are saved.
+
+        Raises
+        ------
+        HostMemoryError
+            If there is no memory where they are to be saved.
+        """
+        address = self.span.address
+        for place in self.saved.pieces():
+            yield address, place
+            address += place.size_bytes
 
     def overwrite(self) -> None:
         """Note that from now on the saved bytes are neither the old ones nor the new ones."""
@@ -78,35 +91,18 @@ class HostCopy:
     ) -> None:
         self.extent = extent
         self.slot = slot
-        self.chunks = list(_cut(ranges, slot.ranges, store))
+        self.chunks = list(_cut(extent.address, ranges, slot.ranges, store))
 
     def fits(self, extent: Extent) -> bool:
         """Tell whether nothing of the extent came or went since the room was taken."""
-        return (self.extent.id, self.extent.generation) == (extent.id, extent.generation)
+        own = self.extent
+        return own is extent or (own.id == extent.id and own.generation == extent.generation)
 
     @property
     def known_bytes(self) -> int:
         """How many saved bytes have a fingerprint."""
         known = (chunk for chunk in self.chunks if chunk.fingerprint is not None)
         return sum(chunk.size_bytes for chunk in known)
-
-    def span(self, chunk: Chunk) -> Span:
-        """Return where the bytes of a chunk are on the device."""
-        return Span(self.extent.address + chunk.offset, chunk.size_bytes)
-
-    def transfers(self, chunks: Iterable[Chunk]) -> Iterator[tuple[int, Place]]:
-        """List the copies of some chunks: device address, and where its bytes are saved.
-
-        Raises
-        ------
-        HostMemoryError
-            If there is no memory where it is to be saved.
-        """
-        for chunk in chunks:
-            address = self.extent.address + chunk.offset
-            for place in chunk.saved.pieces():
-                yield address, place
-                address += place.size_bytes
 
     def view(self, address: int, size_bytes: int) -> memoryview:
         """Return saved bytes, read-only; where they lie in one piece without copying them.
@@ -120,12 +116,13 @@ class HostCopy:
         StorageError
             If they cannot be read.
         """
-        offset, end = address - self.extent.address, address - self.extent.address + size_bytes
+        end = address + size_bytes
         parts: list[tuple[Saved, int, int]] = []
         for chunk in self.chunks:
-            start, stop = max(offset, chunk.offset), min(end, chunk.offset + chunk.size_bytes)
+            first = chunk.span.address
+            start, stop = max(address, first), min(end, first + chunk.size_bytes)
             if start < stop:
-                parts.append((chunk.saved, start - chunk.offset, stop - start))
+                parts.append((chunk.saved, start - first, stop - start))
         if not parts or sum(size for _, _, size in parts) != size_bytes:
             raise RequestError(
                 f"not all of the {size_bytes} bytes at {address:#x} were saved",
@@ -138,7 +135,7 @@ class HostCopy:
 
 
 def _cut(
-    ranges: Sequence[tuple[int, int]], saved: Sequence[Saved], store: Store
+    base: int, ranges: Sequence[tuple[int, int]], saved: Sequence[Saved], store: Store
 ) -> Iterator[Chunk]:
     """Cut where either the extent's or the slot's ranges end, and where a chunk is full."""
     most = min(CHUNK_BYTES, store.chunk_limit_bytes or CHUNK_BYTES)
@@ -150,7 +147,7 @@ def _cut(
             if place is None or used == place.size_bytes:
                 place, used = next(places), 0
             step = min(end - offset, place.size_bytes - used, most)
-            yield Chunk(offset, place.part(used, step))
+            yield Chunk(Span(base + offset, step), place.part(used, step))
             offset, used = offset + step, used + host.round_up(step, store.unit_bytes)
 
 

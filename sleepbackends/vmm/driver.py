@@ -6,11 +6,14 @@ library; a driver copies, fills, hashes, waits, pins host memory and says what t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from sleepbackends.vmm.fingerprint import Pending, Span
+
+Direction = Literal["down", "up"]
+"""From the device to the host, or back."""
 
 LaneUse = Literal["copy", "fill", "hash", "stage"]
 """Filling and hashing go on beside copying, which leaves almost all of the device's memory
@@ -61,6 +64,13 @@ class Lane(Protocol):
         """Queue a copy from host memory to the device.
 
         Where that is not pinned, the bytes have been read when this returns.
+        """
+        ...
+
+    def copy_all(self, direction: Direction, copies: Iterable[tuple[int, int, int]]) -> None:
+        """Queue copies of device address, host address and size, each when it is taken.
+
+        Whoever makes the copies may queue other work meanwhile.
         """
         ...
 

@@ -59,6 +59,10 @@ class Span(NamedTuple):
     address: int
     size_bytes: int
 
+    def holds(self, address: int) -> bool:
+        """Tell whether an address lies in it."""
+        return self.address <= address < self.address + self.size_bytes
+
 
 class Pending(Protocol):
     """Fingerprints that a device is computing."""

@@ -21,12 +21,12 @@ from sleepbackends.mechanism import POISON_BYTE, Fill
 from sleepbackends.settings import BackendSettings
 from sleepbackends.vmm.address_space import AddressSpace, Extent
 from sleepbackends.vmm.copies import Chunk, Copies, HostCopy
-from sleepbackends.vmm.driver import Driver
+from sleepbackends.vmm.driver import Direction, Driver
 from sleepbackends.vmm.mover import SubjectT, Work, move
 from sleepbackends.vmm.places import Store
 from sleepbackends.vmm.reclaim import Reclaim
-from sleepbackends.vmm.ring import Direction, Ring
-from sleepbackends.vmm.saving import to_restore, to_save
+from sleepbackends.vmm.ring import Ring
+from sleepbackends.vmm.saving import to_restore, to_save, together
 from sleepbackends.vmm.verify import Verify, is_intact
 
 _TELLING_BYTES = 64 << 20
@@ -102,24 +102,30 @@ class VmmMechanism(BaseBackend[OptionsT]):
             if block in self._copies and not block.placement.owed and block.address not in kept
         ]
 
-    def save(self, blocks: Sequence[Block], control: Control) -> Iterator[Block]:
+    def save(self, blocks: Sequence[Block], control: Control) -> Iterator[Sequence[Block]]:
         """Copy what is allocated in the blocks to the store, but for what is there already."""
         self._certain = False
         started = time.perf_counter()
         self._prepare(blocks)
         pairs = [(block, self._copies[block]) for block in blocks]
         # All of a block's memory may have been freed since the transition began.
-        yield from (block for block, copy in pairs if not copy.chunks)
-        pairs = [(block, copy) for block, copy in pairs if copy.chunks]
+        freed = [block for block, copy in pairs if not copy.chunks]
+        if freed:
+            yield freed
+            pairs = [(block, copy) for block, copy in pairs if copy.chunks]
         always_known, known_at_once = self._verify != "off", self._store.fingerprints_all
         works_to_do = to_save(self._driver, pairs, control, self._make_writable(blocks))
         with closing(self._move(works_to_do, "down")) as works:
             for work in works:
                 saved = work.subject
                 saved.land(always_known=always_known, known_at_once=known_at_once)
-                control.advance(work.size_bytes, clean=saved.clean)
-                if saved.last:
-                    yield saved.block
+                dirty_bytes = saved.dirty_bytes
+                if dirty_bytes:
+                    control.advance(dirty_bytes)
+                if dirty_bytes < saved.size_bytes:
+                    control.advance(saved.size_bytes - dirty_bytes, clean=True)
+                if saved.blocks:
+                    yield saved.blocks
         self._note_rate(control.progress.done_bytes - control.progress.clean_bytes, started)
 
     def _note_rate(self, copied_bytes: int, started: float) -> None:
@@ -136,7 +142,7 @@ class VmmMechanism(BaseBackend[OptionsT]):
     ) -> Callable[[Sequence[tuple[HostCopy, Chunk]]], None]:
         return partial(self._copies.make_writable, spare=partial(self._spare, blocks))
 
-    def restore(self, blocks: Iterable[Block], control: Control) -> Iterator[Block]:
+    def restore(self, blocks: Iterable[Block], control: Control) -> Iterator[Sequence[Block]]:
         """Copy saved bytes back.
 
         Raises
@@ -144,16 +150,15 @@ class VmmMechanism(BaseBackend[OptionsT]):
         ContentsLostError
             After all blocks were copied, if the saved bytes of some are damaged.
         """
-        pairs = ((block, self._copies[block]) for block in blocks)
         damaged: list[Block] = []
-        with closing(self._move(to_restore(pairs), "up")) as works:
+        with closing(self._move(to_restore(blocks, self._copies), "up")) as works:
             for work in works:
-                block = work.subject
                 control.advance(work.size_bytes)
-                if work.intact and is_intact(self._driver, self._copies[block], self._verify):
-                    yield block
-                else:
-                    damaged.append(block)
+                bad = self._damaged(work)
+                damaged += bad
+                good = [block for block in work.subject if block not in bad]
+                if good:
+                    yield good
         if not self._store.retains:
             self._ring.trim()
         if damaged:
@@ -163,6 +168,18 @@ class VmmMechanism(BaseBackend[OptionsT]):
                 tags={block.tag for block in damaged},
                 hint="resume again and reload these tags",
             )
+
+    def _damaged(self, work: Work[list[Block]]) -> list[Block]:
+        """Choose the blocks that were not restored as they were saved."""
+        if self._verify == "off" and not work.damaged:
+            return []
+        copies = [(block, self._copies[block]) for block in work.subject]
+        return [
+            block
+            for block, copy in copies
+            if any(chunk.span.holds(address) for chunk in copy.chunks for address in work.damaged)
+            or not is_intact(self._driver, copy, self._verify)
+        ]
 
     def _move(
         self, works: Iterable[Work[SubjectT]], direction: Direction
@@ -180,11 +197,24 @@ class VmmMechanism(BaseBackend[OptionsT]):
 
     def unmap(self, block: Block) -> None:
         """Unmap the extent and give its physical memory back."""
-        extent = _extent(block)
-        if not self._copies.is_settled(extent.device):
-            self._settle(extent.device)
-        self._space.unmap(extent.id)
-        self._given_up.add(extent.device)
+        self._unmap([block], [])
+
+    def unmap_all(self, blocks: Sequence[Block], done: list[Block]) -> None:
+        """Unmap extents by one call."""
+        self._unmap(blocks, done)
+
+    def _unmap(self, blocks: Sequence[Block], done: list[Block]) -> None:
+        extents = [_extent(block) for block in blocks]
+        devices = {extent.device for extent in extents}
+        for device in devices:
+            if not self._copies.is_settled(device):
+                self._settle(device)
+        self._given_up |= devices
+        self._space.unmap(extents, lambda count: done.extend(blocks[:count]))
+
+    def batches(self, blocks: Sequence[Block]) -> Iterable[Sequence[Block]]:
+        """Cut blocks where a restore does, so that what it waits for is mapped."""
+        return together(blocks)
 
     def end(self) -> None:
         """Have the driver take back what the transition gave up, once it has ended."""
@@ -195,18 +225,17 @@ class VmmMechanism(BaseBackend[OptionsT]):
     def reserve(self, blocks: Sequence[Block]) -> None:
         """Take the physical memory of all these extents."""
         self._reclaim.cancel()
+        extents = [_extent(block) for block in blocks]
         taken: list[Block] = []
         try:
-            for block in blocks:
-                taken.append(block)
-                self._space.create(_extent(block).id, device=_extent(block).device)
+            self._space.create(extents, lambda count: taken.extend(blocks[:count]))
         except BaseException as error:
             try:
                 self.unreserve(taken)
             except SleepBackendsError as second:
                 add_note(error, f"not everything could be given back yet: {second!r}")
             if isinstance(error, DeviceMemoryError):
-                raise self._no_room(blocks, _extent(taken[-1]).device) from error
+                raise self._no_room(blocks, extents[len(taken)].device) from error
             raise
 
     def _no_room(self, blocks: Sequence[Block], device: int) -> DeviceMemoryError:
@@ -226,12 +255,19 @@ class VmmMechanism(BaseBackend[OptionsT]):
 
     def unreserve(self, blocks: Sequence[Block]) -> None:
         """Give back physical memory that was not mapped."""
-        for block in blocks:
-            self._space.release(_extent(block).id)
+        self._space.release([_extent(block) for block in blocks])
 
     def map(self, block: Block) -> None:
         """Map the physical memory that was reserved."""
-        self._space.map(_extent(block).id)
+        self._map([block], [])
+
+    def map_all(self, blocks: Sequence[Block], done: list[Block]) -> None:
+        """Map the physical memory of extents by one call."""
+        self._map(blocks, done)
+
+    def _map(self, blocks: Sequence[Block], done: list[Block]) -> None:
+        extents = [_extent(block) for block in blocks]
+        self._space.map(extents, lambda count: done.extend(blocks[:count]))
 
     def fill(self, block: Block, fill: Fill) -> None:
         """Queue filling the extent; the end of the resume waits for it."""

@@ -8,16 +8,16 @@ order in which it was queued, as its copies land.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
 
 from sleepbackends.errors import SleepBackendsError, add_note
-from sleepbackends.vmm.driver import Driver, Event, Lane, LaneUse
+from sleepbackends.vmm.driver import Direction, Driver, Event, Lane, LaneUse
 from sleepbackends.vmm.places import Place
-from sleepbackends.vmm.ring import Direction, Ring
+from sleepbackends.vmm.ring import Ring
 
 GROUP_BYTES: dict[Direction, int] = {"down": 1 << 30, "up": 4 << 30}
 """How much is copied between two points that are waited for. On an H200 each such point
@@ -41,16 +41,16 @@ class Work(Generic[SubjectT]):
         How many bytes are done with when they have landed, copied or not.
     subject : object
         For whoever made it.
-    intact : bool
-        Once its copies have landed: whether all bytes were as they had been saved. Those that
-        were not did not reach the device.
+    damaged : list of int
+        Once its copies have landed: the addresses of those transfers whose saved bytes turned out
+        to be others than had been saved. They did not reach the device.
     """
 
     device: int
     transfers: Iterable[tuple[int, Place]]
     size_bytes: int
     subject: SubjectT
-    intact: bool = True
+    damaged: list[int] = field(default_factory=list)
 
 
 def move(
@@ -131,24 +131,28 @@ class _Group(Generic[SubjectT]):
         self.works: list[Work[SubjectT]] = []
         self.size_bytes = 0
         self._copies = 0
-        self._through_ring: list[tuple[Work[SubjectT], Future[bool]]] = []
+        self._through_ring: list[tuple[Work[SubjectT], int, Future[bool]]] = []
         self._event: Event | None = None
 
     def add(self, work: Work[SubjectT], ring: Ring, direction: Direction) -> None:
-        lane = self._lane
         self.works.append(work)
         self.size_bytes += work.size_bytes
+        if work.transfers:
+            self._lane.copy_all(direction, self._direct(work, ring, direction))
+
+    def _direct(
+        self, work: Work[SubjectT], ring: Ring, direction: Direction
+    ) -> Iterator[tuple[int, int, int]]:
+        """Choose the copies that the device makes itself; the ring makes the others."""
         for address, place in work.transfers:
+            host = place.host
             # Through memory that is not pinned either, a copy would only be made twice.
-            if place.host is None or (not place.pinned and ring.is_pinned):
-                copy = ring.copy(lane, direction, address, place)
-                self._through_ring.append((work, copy))
-                continue
-            self._copies += 1
-            if direction == "down":
-                lane.to_host(place.host, address, place.size_bytes)
+            if host is None or (not place.pinned and ring.is_pinned):
+                copy = ring.copy(self._lane, direction, address, place)
+                self._through_ring.append((work, address, copy))
             else:
-                lane.to_device(address, place.host, place.size_bytes)
+                self._copies += 1
+                yield address, host, place.size_bytes
 
     def closed(self) -> _Group[SubjectT]:
         if self._copies:
@@ -156,7 +160,7 @@ class _Group(Generic[SubjectT]):
         return self
 
     def has_landed(self) -> bool:
-        if not all(copy.done() for _, copy in self._through_ring):
+        if not all(copy.done() for _, _, copy in self._through_ring):
             return False
         if self._event is not None and not self._event.done():
             return False
@@ -166,6 +170,7 @@ class _Group(Generic[SubjectT]):
     def wait(self) -> None:
         if self._event is not None:
             self._event.wait()
-        for work, copy in self._through_ring:
-            work.intact &= copy.result()
+        for work, address, copy in self._through_ring:
+            if not copy.result():
+                work.damaged.append(address)
         self._through_ring.clear()

@@ -13,18 +13,14 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Literal
 
 from sleepbackends.errors import HostMemoryError, SleepBackendsError
 from sleepbackends.hostmemory import driver as host
 from sleepbackends.vmm import places
-from sleepbackends.vmm.driver import Driver, Event, Lane
+from sleepbackends.vmm.driver import Direction, Driver, Event, Lane
 from sleepbackends.vmm.places import Place
 
 logger = logging.getLogger(__name__)
-
-Direction = Literal["down", "up"]
-"""From the device to the host, or back."""
 
 BUFFERS = 16
 """The most buffers there are, of ``places.BUFFER_BYTES`` each, and the most threads."""

@@ -9,53 +9,110 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from sleepbackends.control import Control
 from sleepbackends.errors import MechanismError
 from sleepbackends.ledger import Block
-from sleepbackends.vmm.copies import Chunk, HostCopy
+from sleepbackends.vmm.copies import Chunk, Copies, HostCopy
 from sleepbackends.vmm.driver import Driver
 from sleepbackends.vmm.fingerprint import Pending
 from sleepbackends.vmm.mover import Work
 from sleepbackends.vmm.places import Place
 
-BATCH_CHUNKS = 32
-"""How many chunks are fingerprinted by one call; an H200 reads 1 GiB in 0.25 ms."""
+BATCH_BYTES = 1 << 30
+"""How much is fingerprinted by one call; an H200 reads it in 0.25 ms."""
+
+BATCH_CHUNKS = 128
+"""The most chunks of it."""
 
 BATCHES_AHEAD = 4
 
 
 @dataclass(slots=True)
-class Saving:
-    """A chunk on its way to the host.
+class Dirty:
+    """A chunk that is copied.
 
     Parameters
     ----------
-    block : Block
-        Whose it is.
     copy : HostCopy
-        Where the block is saved.
+        Where its block is saved.
     chunk : Chunk
         Which part of it.
-    last : bool
-        Whether the block is saved with it.
     fingerprint : int or None
         Of its bytes on the device, where that can be had.
-    clean : bool
-        Whether these bytes were saved already.
     """
 
-    block: Block
     copy: HostCopy
     chunk: Chunk
-    last: bool
-    fingerprint: int | None = None
-    clean: bool = False
+    fingerprint: int | None
 
     def land(self, *, always_known: bool, known_at_once: bool) -> None:
-        """Note what is saved now that the chunk has landed.
+        """Note what is saved now that the chunk has landed; see ``Batch.land``."""
+        found = self.fingerprint
+        if known_at_once or (found is None and always_known):
+            saved = self.chunk.saved.fingerprinting()()
+            if found not in (None, saved):
+                raise MechanismError(
+                    f"the bytes near {self.chunk.span.address:#x} changed on their way",
+                    tags=[self.copy.extent.tag],
+                    hint="repeat the suspend, with nobody using the memory; if it fails again, "
+                    "the device or its link is faulty",
+                )
+            found = saved
+        self.chunk.fingerprint = found
+
+
+@dataclass(slots=True)
+class Batch:
+    """Chunks of one device on their way to the host.
+
+    Parameters
+    ----------
+    device : int
+        Ordinal of the device.
+    parts : list of (HostCopy, Chunk)
+        The chunks, and where their blocks are saved.
+    size_bytes : int
+        Of all of them.
+    blocks : list of Block
+        Those that are saved with it: their last chunk is in it.
+    dirty : list of Dirty
+        The chunks that are not saved already, once that is known.
+    """
+
+    device: int
+    parts: list[tuple[HostCopy, Chunk]] = field(default_factory=list)
+    size_bytes: int = 0
+    blocks: list[Block] = field(default_factory=list)
+    dirty: list[Dirty] = field(default_factory=list)
+
+    @property
+    def dirty_bytes(self) -> int:
+        """How much of it is copied."""
+        return sum([part.chunk.size_bytes for part in self.dirty])
+
+    def look(self, fingerprints: Sequence[int | None]) -> None:
+        """Find out which chunks are dirty."""
+        self.dirty = [
+            Dirty(copy, chunk, fingerprint)
+            for (copy, chunk), fingerprint in zip(self.parts, fingerprints, strict=True)
+            if fingerprint is None or fingerprint != chunk.fingerprint
+        ]
+
+    def work(self) -> Work[Batch]:
+        """Return the copies to be made."""
+        transfers: Iterable[tuple[int, Place]] = self._transfers() if self.dirty else ()
+        return Work(self.device, transfers, self.size_bytes, self)
+
+    def _transfers(self) -> Iterator[tuple[int, Place]]:
+        for part in self.dirty:
+            part.chunk.overwrite()
+            yield from part.chunk.transfers()
+
+    def land(self, *, always_known: bool, known_at_once: bool) -> None:
+        """Note what is saved now that it has landed.
 
         Parameters
         ----------
@@ -69,33 +126,8 @@ class Saving:
         MechanismError
             If other bytes arrived than the device holds.
         """
-        if self.clean:
-            return
-        found = self.fingerprint
-        if known_at_once or (found is None and always_known):
-            saved = self.chunk.saved.fingerprinting()()
-            if found not in (None, saved):
-                raise MechanismError(
-                    f"the bytes near {self.copy.span(self.chunk).address:#x} changed on their way",
-                    tags=[self.block.tag],
-                    hint="repeat the suspend, with nobody using the memory; if it fails again, "
-                    "the device or its link is faulty",
-                )
-            found = saved
-        self.chunk.fingerprint = found
-
-    def look(self, fingerprint: int | None) -> None:
-        """Find out whether it is clean."""
-        self.fingerprint = fingerprint
-        self.clean = fingerprint is not None and fingerprint == self.chunk.fingerprint
-
-    def work(self) -> Work[Saving]:
-        """Return the copies to be made: none if it is clean."""
-        transfers: Iterable[tuple[int, Place]] = ()
-        if not self.clean:
-            self.chunk.overwrite()
-            transfers = self.copy.transfers([self.chunk])
-        return Work(self.copy.extent.device, transfers, self.chunk.size_bytes, self)
+        for part in self.dirty:
+            part.land(always_known=always_known, known_at_once=known_at_once)
 
 
 def to_save(
@@ -103,47 +135,80 @@ def to_save(
     pairs: Iterable[tuple[Block, HostCopy]],
     control: Control,
     make_writable: Callable[[Sequence[tuple[HostCopy, Chunk]]], None],
-) -> Iterator[Work[Saving]]:
+) -> Iterator[Work[Batch]]:
     """Make work of blocks that are to be saved, the devices in turn.
 
     ``make_writable`` is told which chunks will be overwritten, some at a time.
 
     Each subject is to be told when it has landed. Blocks without chunks do not occur.
     """
-    waiting = ((parts, _fingerprinting(driver, parts)) for parts in _batches(pairs))
+    waiting = ((batch, _fingerprinting(driver, batch)) for batch in _batches(pairs))
     ahead = deque(islice(waiting, BATCHES_AHEAD))
     while ahead:
-        parts, pending = ahead.popleft()
+        batch, pending = ahead.popleft()
         ahead.extend(islice(waiting, 1))
         with control.phase("fingerprint"):
-            found = pending.result() if pending else [None] * len(parts)
-        for part, fingerprint in zip(parts, found, strict=True):
-            part.look(fingerprint)
-        make_writable([(part.copy, part.chunk) for part in parts if not part.clean])
-        for part in parts:
-            yield part.work()
+            found = pending.result() if pending else [None] * len(batch.parts)
+        batch.look(found)
+        make_writable([(part.copy, part.chunk) for part in batch.dirty])
+        yield batch.work()
 
 
-def _fingerprinting(driver: Driver, parts: Sequence[Saving]) -> Pending | None:
-    spans = [part.copy.span(part.chunk) for part in parts]
-    return driver.fingerprint(parts[0].copy.extent.device, spans)
+def _fingerprinting(driver: Driver, batch: Batch) -> Pending | None:
+    return driver.fingerprint(batch.device, [chunk.span for _, chunk in batch.parts])
 
 
-def _batches(pairs: Iterable[tuple[Block, HostCopy]]) -> Iterator[Sequence[Saving]]:
-    """Gather chunks of one device each."""
-    by_device: dict[int, list[Saving]] = {}
+def _batches(pairs: Iterable[tuple[Block, HostCopy]]) -> Iterator[Batch]:
+    by_device: dict[int, Batch] = {}
     for block, copy in pairs:
         device, last = copy.extent.device, copy.chunks[-1]
         for chunk in copy.chunks:
-            parts = by_device.setdefault(device, [])
-            parts.append(Saving(block, copy, chunk, chunk is last))
-            if len(parts) == BATCH_CHUNKS:
+            batch = by_device.get(device)
+            if batch is None:
+                batch = by_device[device] = Batch(device)
+            batch.parts.append((copy, chunk))
+            batch.size_bytes += chunk.span.size_bytes
+            if chunk is last:
+                batch.blocks.append(block)
+            if batch.size_bytes >= BATCH_BYTES or len(batch.parts) >= BATCH_CHUNKS:
                 yield by_device.pop(device)
     yield from by_device.values()
 
 
-def to_restore(pairs: Iterable[tuple[Block, HostCopy]]) -> Iterator[Work[Block]]:
-    """Make work of blocks that are to be restored, each when it is asked for."""
-    for block, copy in pairs:
-        size_bytes = sum([chunk.size_bytes for chunk in copy.chunks])
-        yield Work(copy.extent.device, copy.transfers(copy.chunks), size_bytes, block)
+TOGETHER_BLOCKS = 32
+"""The most blocks that are mapped by one call, and then copied."""
+
+TOGETHER_BYTES = 64 << 20
+"""How large they are in all, at least, unless there are so many: the link waits for the first."""
+
+
+def together(blocks: Iterable[Block]) -> Iterator[list[Block]]:
+    """Cut blocks into what is mapped and restored together, each part as soon as it is taken."""
+    some: list[Block] = []
+    size_bytes = 0
+    for block in blocks:
+        some.append(block)
+        size_bytes += block.size_bytes
+        if size_bytes >= TOGETHER_BYTES or len(some) >= TOGETHER_BLOCKS:
+            yield some
+            some, size_bytes = [], 0
+    if some:
+        yield some
+
+
+def to_restore(blocks: Iterable[Block], copies: Copies) -> Iterator[Work[list[Block]]]:
+    """Make work of blocks that are to be restored, as they are taken."""
+    for some in together(blocks):
+        by_device: dict[int, list[Block]] = {}
+        for block in some:
+            by_device.setdefault(block.extra.device, []).append(block)
+        for device, mine in by_device.items():
+            found = [copies[block] for block in mine]
+            chunks = [chunk for copy in found for chunk in copy.chunks]
+            size_bytes = sum([chunk.span.size_bytes for chunk in chunks])
+            yield Work(device, _transfers(chunks), size_bytes, mine)
+
+
+def _transfers(chunks: Iterable[Chunk]) -> Iterator[tuple[int, Place]]:
+    for chunk in chunks:
+        yield from chunk.transfers()

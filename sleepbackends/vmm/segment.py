@@ -51,6 +51,7 @@ class Segment(Gaps):
         self.has_failed = False
         """Whether there was no memory for one of its chunks: it serves nobody any more."""
         self.views: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._pinned: dict[int, bool] = {}  # waiting for a promise takes long, even a kept one
         self._begin = begin
         self._lock = threading.Lock()
 
@@ -64,6 +65,19 @@ class Segment(Gaps):
                 chunk = self.chunks[number] = self._begin(self.address + at, size_bytes)
                 chunk.pinned.add_done_callback(self._note)
             return chunk
+
+    def is_pinned(self, number: int) -> bool:
+        """Wait until a chunk is ready, and tell whether it is pinned.
+
+        Raises
+        ------
+        HostMemoryError
+            If there is no memory for it.
+        """
+        known = self._pinned.get(number)
+        if known is None:
+            known = self._pinned[number] = self.chunk(number).pinned.result()
+        return known
 
     def _note(self, pinned: Future[bool]) -> None:
         if not pinned.cancelled() and pinned.exception() is not None:
@@ -142,7 +156,7 @@ class Range(NamedTuple):
         while offset < end:
             number = offset // self.segment.chunk_bytes
             stop = min(end, (number + 1) * self.segment.chunk_bytes)
-            pinned = self.segment.chunk(number).pinned.result()
+            pinned = self.segment.is_pinned(number)
             if not pinned:
                 stop = min(stop, offset + places.BUFFER_BYTES)
             yield Piece(self.segment.address + offset, stop - offset, pinned)

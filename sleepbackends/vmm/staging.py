@@ -238,7 +238,7 @@ class Staging:
                 known.setdefault(part.copy.extent.device, []).append(part)
         clean: set[int] = set()
         for device, some in known.items():
-            pending = self._driver.fingerprint(device, [p.copy.span(p.chunk) for p in some])
+            pending = self._driver.fingerprint(device, [p.chunk.span for p in some])
             found = pending.result() if pending else [None] * len(some)
             clean |= {id(p) for p, f in zip(some, found, strict=True) if f == p.chunk.fingerprint}
         return [part for part in parts if id(part) not in clean]
@@ -274,8 +274,7 @@ def _steps(pairs: Iterable[tuple[Block, HostCopy]]) -> Iterator[Sequence[Part]]:
 def _work(part: Part) -> Work[Part]:
     part.chunk.overwrite()
     part.writes = part.chunk.writes
-    transfers = part.copy.transfers([part.chunk])
-    return Work(part.copy.extent.device, transfers, part.chunk.size_bytes, part)
+    return Work(part.copy.extent.device, part.chunk.transfers(), part.chunk.size_bytes, part)
 
 
 def _hash(parts: Sequence[Part]) -> None:

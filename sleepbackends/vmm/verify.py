@@ -41,14 +41,14 @@ def is_intact(driver: Driver, copy: HostCopy, verify: Verify) -> bool:
     if verify == "off":
         return True
     chunks = [chunk for chunk in _chosen(copy, verify) if chunk.fingerprint is not None]
-    found = _on_device(driver, copy.extent.device, [copy.span(chunk) for chunk in chunks])
+    found = _on_device(driver, copy.extent.device, [chunk.span for chunk in chunks])
     for chunk, fingerprint in zip(chunks, found, strict=True):
         if fingerprint == chunk.fingerprint:
             continue
         if fingerprint_of_saved(chunk) != chunk.fingerprint:
             return False
         raise MechanismError(
-            f"the device holds other bytes than were restored, near {copy.span(chunk).address:#x}",
+            f"the device holds other bytes than were restored, near {chunk.span.address:#x}",
             tags=[copy.extent.tag],
             hint="repeat the resume; if it fails again, the device or its link is faulty",
         )

@@ -10,6 +10,7 @@ import ctypes
 import logging
 import threading
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from sleepbackends.errors import ClosedError, SleepBackendsError
@@ -17,6 +18,7 @@ from sleepbackends.xpu.errors import NOT_READY, SUCCESS, error_of
 from sleepbackends.xpu.loader import FOR_EVER, EventDesc, EventPoolDesc
 
 if TYPE_CHECKING:
+    from sleepbackends.vmm.driver import Direction
     from sleepbackends.xpu.devices import Device
     from sleepbackends.xpu.driver import XpuDriver
     from sleepbackends.xpu.loader import Loader
@@ -177,6 +179,14 @@ class XpuLane:
         """Queue a copy to the device; made when this returns if the host memory is not pinned."""
         self._copy(address, host, size_bytes)
         self._wait_unless_pinned(host, size_bytes)
+
+    def copy_all(self, direction: Direction, copies: Iterable[tuple[int, int, int]]) -> None:
+        """Queue copies of device address, host address and size, one after another."""
+        for address, host, size_bytes in copies:
+            if direction == "down":
+                self.to_host(host, address, size_bytes)
+            else:
+                self.to_device(address, host, size_bytes)
 
     def _copy(self, target: int, source: int, size_bytes: int) -> None:
         if size_bytes:

@@ -65,11 +65,11 @@ def _use(driver: XpuDriver, space: AddressSpace, address: int, device: int) -> s
     held = driver.committed_bytes(device)
     space.begin()
     try:
-        space.unmap(extent.id)
+        space.unmap([extent])
         if driver.committed_bytes(device) != held - extent.size_bytes:
             return "unmapped memory was not given back"
-        space.create(extent.id, device=device)
-        space.map(extent.id)
+        space.create([extent])
+        space.map([extent])
     finally:
         space.end()
     driver.write(address, _PATTERN[::-1], device)

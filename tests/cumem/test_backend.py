@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -20,6 +20,7 @@ from sleepbackends.errors import (
     RequestError,
     TransitionTimeoutError,
 )
+from sleepbackends.ledger import Block
 from sleepbackends.mechanism import Fill
 from sleepbackends.residency import Residency
 from sleepbackends.settings import BackendSettings
@@ -229,7 +230,7 @@ def test_bytes_that_did_not_arrive_are_found(make: Make, monkeypatch: pytest.Mon
     backend.suspend(1)
     lane = type(backend.cuda.lane(0, "copy"))
     with monkeypatch.context() as patch:
-        patch.setattr(lane, "to_device", lambda *_: None)
+        patch.setattr(lane, "copy_all", lambda _, direction, copies: list(copies))
         with pytest.raises(MechanismError, match="other bytes"):
             backend.resume()
     assert backend.state().tags["weights"].residencies == {Residency.OFFLOADED}
@@ -240,16 +241,16 @@ def test_bytes_that_did_not_arrive_are_found(make: Make, monkeypatch: pytest.Mon
 def test_freeing_during_a_suspend(simulator: Simulator, make: Make) -> None:
     backend = make(share_below_bytes=0)
     kept, freed = filled(backend, "weights", 5000, 1), filled(backend, "weights", 5000, 2)
-    real = backend.unmap
+    real = backend.unmap_all
 
-    def unmap(block: object) -> None:
+    def unmap(blocks: Sequence[Block], done: list[Block]) -> None:
         thread = threading.Thread(target=freed.free)
         thread.start()
         thread.join(10)
         assert not thread.is_alive(), "freeing waits for a transition"
-        real(block)  # type: ignore[arg-type]
+        real(blocks, done)
 
-    backend.unmap = unmap  # type: ignore[method-assign]
+    backend.unmap_all = unmap  # type: ignore[method-assign]
     backend.suspend(1)
     assert backend.state().tags["weights"].offloaded_bytes == 5000
     assert simulator.process_usage().reserved_bytes == GRANULE_BYTES

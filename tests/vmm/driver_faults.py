@@ -20,7 +20,13 @@ from sleepbackends.vmm.region import DeviceMemory
 from sleepbackends.vmm.torch_backend import AnyTorchVmmBackend
 
 GRANULE_BYTES = 64 << 10
-SIZES = [("weights", 0, 3), ("weights", 1, 2), ("kv_cache", 0, 2), ("kv_cache", 1, 1)]
+SIZES = [
+    ("weights", 0, 3),
+    ("weights", 0, 1),
+    ("weights", 1, 2),
+    ("kv_cache", 0, 2),
+    ("kv_cache", 1, 1),
+]
 """Tag, device and granules; odd bytes are added."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -101,21 +102,21 @@ def test_steps_in_the_wrong_state_are_refused(simulator: Simulator) -> None:
     space.allocate("a", 100, 0)
     (extent,) = space.extents()
     space.begin()
-    for step in (space.map, space.release, lambda id_: space.create(id_, device=0)):
+    reached: list[int] = []
+    for step in (space.map, space.release, space.create):
         with pytest.raises(MechanismError, match="not in the state"):
-            step(extent.id)
-    space.unmap(extent.id)
+            step([extent], reached.append)
+    space.unmap([extent], reached.append)
     for step in (space.map, space.unmap):
         with pytest.raises(MechanismError, match="not in the state"):
-            step(extent.id)
-    space.create(extent.id, device=0)
-    space.create(extent.id, device=0)
+            step([extent], reached.append)
+    space.create([extent, extent], reached.append)
     assert simulator.device_usage().live_handles == 1
-    space.release(extent.id)
-    space.release(extent.id)
+    space.release([extent, extent], reached.append)
     assert simulator.device_usage().live_handles == 0
     with pytest.raises(MechanismError, match="freed meanwhile"):
-        space.map(extent.id + 1000)
+        space.map([replace(extent, id=extent.id + 1000)], reached.append)
+    assert reached == [0, 0, 0, 1, 0, 0, 2, 2, 0]
     space.end()
 
 

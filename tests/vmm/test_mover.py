@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -29,6 +30,13 @@ class FakeLane:
 
     def to_device(self, address: int, host: int, size_bytes: int) -> None:
         self.log.append(("up", self.device, address, host, size_bytes))
+
+    def copy_all(self, direction: str, copies: Iterable[tuple[int, int, int]]) -> None:
+        for address, host, size_bytes in copies:
+            if direction == "down":
+                self.to_host(host, address, size_bytes)
+            else:
+                self.to_device(address, host, size_bytes)
 
     def event(self) -> FakeEvent:
         self.log.append(("event", self.device))
