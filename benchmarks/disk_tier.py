@@ -2,8 +2,10 @@
 
 In each round as many bytes are written to an unnamed file and read back by as many threads, in
 blocks as large, as the backend's, and suspended and resumed by the backend; which goes first
-alternates. Every file is new. Medians of all rounds are printed. The backend's times hold its
-fingerprints and the copies from and to the device too.
+alternates. Both keep their file from round to round, as the backend does unless told otherwise:
+making one, and deleting one with its gigabytes, is in no time. Every byte changes before each
+suspend, so that all of them are written. Medians of all rounds are printed. The backend's times
+hold its fingerprints and the copies from and to the device too.
 
     python benchmarks/disk_tier.py --gib 8 --directory /mnt/nvme
 """
@@ -18,9 +20,9 @@ import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 
 from sleepbackends.cumem.backend import CumemBackend
@@ -28,7 +30,6 @@ from sleepbackends.cumem.options import CumemOptions
 from sleepbackends.hostmemory.directory import choose_directory
 from sleepbackends.hostmemory.driver import round_up
 from sleepbackends.vmm import places, ring
-from sleepbackends.vmm.region import DeviceMemory
 from sleepbackends.vmm.saved_file import UNIT_BYTES, SavedFile
 
 GIB = 1 << 30
@@ -42,75 +43,111 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def plain(size_bytes: int, directory: Path, pool: ThreadPoolExecutor) -> dict[str, float]:
-    """Time threads that take the blocks of a new file in turn, each from memory of its own."""
-    block_bytes, threads = places.BUFFER_BYTES, ring.BUFFERS
-    size_bytes = round_up(size_bytes, UNIT_BYTES)
-    buffers = []
-    for number in range(threads):
-        buffers.append(mmap.mmap(-1, block_bytes))
-        # Not zeros, which some disks do not store.
-        buffers[-1].write(random.Random(number).randbytes(block_bytes))  # noqa: S311 - no secret
-    file = SavedFile(directory, size_bytes, direct=True)
+class Plain:
+    """Threads that take the blocks of a file in turn, each from memory of its own.
 
-    def every(do: Callable[[memoryview, int], object]) -> None:
-        def some(number: int) -> None:
-            for offset in range(number * block_bytes, size_bytes, threads * block_bytes):
-                with memoryview(buffers[number]) as data:
-                    do(data[: size_bytes - offset], offset)
+    Parameters
+    ----------
+    size_bytes : int
+        How much is written and read.
+    directory : Path
+        Where the file is.
+    """
 
-        list(pool.map(some, range(threads)))
+    def __init__(self, size_bytes: int, directory: Path) -> None:
+        self._size_bytes = round_up(size_bytes, UNIT_BYTES)
+        self._directory = directory
+        self._buffers = [mmap.mmap(-1, places.BUFFER_BYTES) for _ in range(ring.BUFFERS)]
+        for number, buffer in enumerate(self._buffers):
+            # Not zeros, which some disks do not store.
+            buffer.write(random.Random(number).randbytes(len(buffer)))  # noqa: S311 - no secret
+        self._pool = ThreadPoolExecutor(len(self._buffers))
+        self._file = SavedFile(directory, self._size_bytes, direct=True)
 
-    try:
+    def times(self) -> dict[str, float]:
+        """Time writing the file and reading it back."""
         return {
-            "plain write": timed(lambda: every(file.write)),
-            "plain read": timed(lambda: every(file.read)),
+            "plain write": timed(lambda: self._every(self._file.write)),
+            "plain read": timed(lambda: self._every(self._file.read)),
         }
-    finally:
-        if not file.is_direct:
-            print(f"note: {directory} takes no direct I/O, the page cache is part of all times")
-        file.close()
+
+    def _every(self, do: Callable[[memoryview, int], object]) -> None:
+        block_bytes = places.BUFFER_BYTES
+
+        def some(number: int) -> None:
+            first, step = number * block_bytes, len(self._buffers) * block_bytes
+            for offset in range(first, self._size_bytes, step):
+                with memoryview(self._buffers[number]) as data:
+                    do(data[: self._size_bytes - offset], offset)
+
+        list(self._pool.map(some, range(len(self._buffers))))
+
+    def close(self) -> None:
+        """End the threads and delete the file."""
+        self._pool.shutdown()
+        if not self._file.is_direct:
+            where = self._directory
+            print(f"note: {where} takes no direct I/O, the page cache is part of all times")
+        self._file.close()
 
 
-def ours(backend: CumemBackend) -> dict[str, float]:
-    """Time one suspend and one resume."""
-    return {"suspend": timed(backend.suspend), "resume": timed(backend.resume)}
+class Ours:
+    """A backend with so much memory.
+
+    Parameters
+    ----------
+    size_bytes : int
+        How much.
+    directory : Path
+        The option ``disk_directory``.
+    """
+
+    def __init__(self, size_bytes: int, directory: Path) -> None:
+        self._backend = CumemBackend(CumemOptions(tier="disk", disk_directory=directory))
+        with self._backend.region("weights") as region:
+            self._memory = region.buffer(size_bytes)
+        self._rounds = 0
+
+    def times(self) -> dict[str, float]:
+        """Time one suspend and one resume of bytes that are new."""
+        data = contents(self._memory.size_bytes, self._rounds)
+        self._rounds += 1
+        self._memory.write(data)
+        copied_bytes: list[int] = []
+        found = {
+            "suspend": timed(lambda: copied_bytes.append(self._backend.suspend().copied_bytes)),
+            "resume": timed(self._backend.resume),
+        }
+        if copied_bytes != [len(data)]:
+            raise SystemExit(f"{copied_bytes} of {len(data)} bytes were saved, not all")
+        if self._memory.read() != data:
+            raise SystemExit("the bytes that came back are not the bytes that were saved")
+        return found
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._backend.close()
 
 
-@contextmanager
-def backend_with(size_bytes: int, directory: Path) -> Iterator[tuple[CumemBackend, DeviceMemory]]:
-    """Have a backend that writes everything in every round, with so much memory."""
-    options = CumemOptions(tier="disk", disk_directory=directory, retention="none")
-    backend = CumemBackend(options)
-    try:
-        with backend.region("weights") as region:
-            memory = region.buffer(size_bytes)
-        yield backend, memory
-    finally:
-        backend.close()
+def contents(size_bytes: int, seed: int) -> bytes:
+    """Return bytes that differ from those of another seed in every block."""
+    data = random.Random(seed).randbytes(min(size_bytes, 64 << 20))  # noqa: S311 - no secret
+    return (data * -(-size_bytes // len(data)))[:size_bytes]
 
 
 def measure(size_bytes: int, rounds: int, directory: Path) -> dict[str, list[float]]:
     """Return the seconds of every round, by what was done."""
     seconds: dict[str, list[float]] = defaultdict(list)
-    data = random.Random(0).randbytes(min(size_bytes, 64 << 20))  # noqa: S311 - no secret
-    data = (data * -(-size_bytes // len(data)))[:size_bytes]
     with (
-        backend_with(size_bytes, directory) as (backend, memory),
-        ThreadPoolExecutor(ring.BUFFERS) as pool,
+        closing(Ours(size_bytes, directory)) as ours,
+        closing(Plain(size_bytes, directory)) as plain,
     ):
-        memory.write(data)
-        steps: list[Callable[[], dict[str, float]]] = [
-            lambda: plain(size_bytes, directory, pool),
-            lambda: ours(backend),
-        ]
+        steps = [plain.times, ours.times]
         for number in range(rounds + 1):
             for step in steps if number % 2 else reversed(steps):
                 for name, value in step().items():
-                    if number:  # the first round only makes the machine warm
+                    if number:  # the first round makes the files, and the machine warm
                         seconds[name].append(value)
-        if memory.read() != data:
-            raise SystemExit("the bytes that came back are not the bytes that were saved")
     return seconds
 
 
