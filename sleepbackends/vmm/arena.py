@@ -68,11 +68,21 @@ class Arena:
         self._touching = ThreadPoolExecutor(THREADS, "sleepbackends-touch")
         self._pinning = ThreadPoolExecutor(1, "sleepbackends-pin")
         self._are_started = False
+        self._last: Future[bool] | None = None
 
     @property
     def retains(self) -> bool:
         """Whether memory is kept that is not needed now."""
         return self._retention == "retain"
+
+    @property
+    def is_getting_ready(self) -> bool:
+        """Whether memory is being registered, during which other driver calls take turns with it.
+
+        On an H200's host, unmapping 16 GiB beside it took 0.1 s instead of 0.015 s.
+        """
+        last = self._last
+        return last is not None and not last.done()
 
     @property
     def held_bytes(self) -> int:
@@ -195,7 +205,9 @@ class Arena:
     def _begin(self, address: int, size_bytes: int) -> Chunk:
         self._start()
         touched = self._touching.submit(touch, address, size_bytes)
-        return Chunk(touched, self._pinning.submit(self._pin, touched, address, size_bytes))
+        # They are registered in this order, so the last one tells of all.
+        self._last = self._pinning.submit(self._pin, touched, address, size_bytes)
+        return Chunk(touched, self._last)
 
     def _start(self) -> None:
         """Have all threads before the first touches memory: they need some themselves.

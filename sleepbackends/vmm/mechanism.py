@@ -185,7 +185,8 @@ class VmmMechanism(BaseBackend[OptionsT]):
         self, works: Iterable[Work[SubjectT]], direction: Direction
     ) -> Generator[Work[SubjectT], None, None]:
         return move(
-            *(self._driver, self._ring, works, direction, self._all_queued, self._copies.unsettle)
+            *(self._driver, self._ring, works, direction, self._all_queued, self._copies.unsettle),
+            hold_back=lambda: self._store.is_getting_ready,
         )
 
     def _all_queued(self) -> None:

@@ -153,6 +153,20 @@ def test_at_ease_only_what_is_asked_for_is_made_ready(monkeypatch: pytest.Monkey
         assert len(pins.pinned) == 9, "it is ready already"
 
 
+def test_it_says_while_it_is_getting_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go_on = threading.Event()
+    with opened() as (arena, _):
+        said = [arena.is_getting_ready]
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "touch", lambda *_: may_go_on.wait(20))
+            (slot,) = arena.take([3 * CHUNK])
+            said.append(arena.is_getting_ready)
+            may_go_on.set()
+            pieces(slot)
+        said.append(arena.is_getting_ready)
+        assert said == [False, True, False]
+
+
 def test_what_was_never_asked_for_goes_again() -> None:
     with opened() as (arena, pins):
         (slot,) = arena.take([3 * CHUNK], at_ease=True)
