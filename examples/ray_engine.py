@@ -16,7 +16,6 @@ import sys
 from typing import Any
 
 import ray
-from rich.console import Console
 
 from sleepbackends import EngineHooks, Orchestrator, Rank, RayGroup
 from sleepbackends.config import SleepConfig
@@ -53,28 +52,27 @@ class Worker:
 
 def main() -> int:
     """Sleep, wake, release the KV cache; check each step."""
-    console = Console()
     started_here = not ray.is_initialized()
     if started_here:
         ray.init(num_cpus=WORKERS, include_dashboard=False, log_to_driver=False)
     try:
         workers = [Worker.remote(number) for number in range(WORKERS)]
-        hooks = EngineHooks(drop_caches=lambda tags: console.print(f"dropped {sorted(tags)}"))
+        hooks = EngineHooks(drop_caches=lambda tags: print(f"dropped {sorted(tags)}"))
         with Orchestrator(RayGroup(workers), hooks=hooks) as orchestrator:
             report = orchestrator.sleep()
             for number, rank in report.steps[0].ranks.items():
-                console.print(f"rank {number} gave back {rank.released_bytes >> 20} MiB")
+                print(f"rank {number} gave back {rank.released_bytes >> 20} MiB")
             right = report.released_bytes == WORKERS * (WEIGHTS_BYTES + KV_BYTES)
             right &= orchestrator.wake_up().serving
             right &= all(ray.get([worker.weights_are_right.remote() for worker in workers]))
             released = orchestrator.release_kv_cache()
-            console.print(f"KV cache: {released.released_bytes >> 20} MiB from {WORKERS} ranks")
+            print(f"KV cache: {released.released_bytes >> 20} MiB from {WORKERS} ranks")
             right &= released.released_bytes == WORKERS * KV_BYTES
             right &= orchestrator.wake_up().serving
     finally:
         if started_here:
             ray.shutdown()
-    console.print("right" if right else "WRONG")
+    print("right" if right else "WRONG")
     return 0 if right else 1
 
 

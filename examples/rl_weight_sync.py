@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from safetensors.torch import load_file
 
 from sleepbackends import RequestError, SleepBackendsError, SleepConfig
@@ -77,9 +76,7 @@ def addresses(engine: TinyEngine) -> list[int]:
     return [tensor.data_ptr() for tensor in (*engine.weights.values(), cache.keys, cache.values)]
 
 
-def run_step(
-    engine: TinyEngine, backend_name: str, folder: Path, step: int, console: Console
-) -> Iterator[str]:
+def run_step(engine: TinyEngine, backend_name: str, folder: Path, step: int) -> Iterator[str]:
     """Go through one step of the loop, and yield what is not as it has to be."""
     where, kv_bytes = addresses(engine), 2 * engine.kv_cache.keys.nbytes
     rollout = engine.generate(PROMPT, NEW_TOKENS)
@@ -98,7 +95,7 @@ def run_step(
         yield "the new weights made no difference"
     if addresses(engine) != where:
         yield "weights or KV cache moved"
-    console.print(
+    print(
         f"step {step}: {released.released_bytes / 2**20:.1f} MiB released in "
         f"{released.seconds * 1000:.1f} ms, then generated {tokens[:4]} ..."
     )
@@ -110,27 +107,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--backend", default="auto", help="a name, or auto for the best one here")
     parser.add_argument("--steps", type=int, default=3, help="how many weight updates to make")
     chosen = parser.parse_args(arguments)
-    console = Console()
     try:
         if chosen.steps < 1:
             raise RequestError(f"{chosen.steps} steps check nothing", hint="take one or more")
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             engine = start_engine(chosen.backend, train(folder, 0))
-            console.print(f"backend: {engine.orchestrator.backend.name}")
+            print(f"backend: {engine.orchestrator.backend.name}")
             try:
                 wrong = [
                     f"step {step}: {difference}"
                     for step in range(1, chosen.steps + 1)
-                    for difference in run_step(engine, chosen.backend, folder, step, console)
+                    for difference in run_step(engine, chosen.backend, folder, step)
                 ]
             finally:
                 engine.close()
     except SleepBackendsError as error:
-        console.print(f"failed: {error}")
+        print(f"failed: {error}")
         return 2
     for difference in wrong:
-        console.print(f"wrong: {difference}")
+        print(f"wrong: {difference}")
     return 1 if wrong else 0
 
 

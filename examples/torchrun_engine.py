@@ -17,7 +17,6 @@ import sys
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import distributed
 
 from sleepbackends import Orchestrator, TorchDistributedGroup
@@ -28,13 +27,13 @@ WEIGHTS, KV = (1024, 1024), (4, 1024, 1024)
 SHARD_BYTES, KV_BYTES = 4 << 20, 16 << 20
 
 
-def drive(group: TorchDistributedGroup, ranks: int, console: Console) -> bool:
+def drive(group: TorchDistributedGroup, ranks: int) -> bool:
     """Sleep, wake, release the KV cache; tell whether each step did what it should."""
     orchestrator = Orchestrator(group)
     slept = orchestrator.sleep()
     if group.rank == 0:
         for number, rank in slept.steps[0].ranks.items():
-            console.print(f"rank {number} gave back {rank.released_bytes >> 20} MiB")
+            print(f"rank {number} gave back {rank.released_bytes >> 20} MiB")
     right = slept.released_bytes == ranks * (SHARD_BYTES + KV_BYTES)
     right &= orchestrator.wake_up().serving
     right &= orchestrator.release_kv_cache().released_bytes == ranks * KV_BYTES
@@ -47,7 +46,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, add_help=False)
     parser.add_argument("--style", choices=["driver", "spmd"], default="driver")
     style = parser.parse_args().style
-    console = Console()
     distributed.init_process_group("gloo")  # an engine's own may be NCCL: ours is made beside it
     backend: Any = open_backend(SleepConfig(backend="host")).backend
     with backend.region("weights") as region:
@@ -60,13 +58,13 @@ def main() -> int:
     group = TorchDistributedGroup(backend, style=style)
     right = True
     if style == "spmd" or group.rank == 0:
-        right = drive(group, distributed.get_world_size(), console)
+        right = drive(group, distributed.get_world_size())
         group.close()
     else:
         group.serve()
     right &= weights.sum().item() == expected
     right &= not kv_cache.any().item()
-    console.print(f"rank {group.rank}: {'right' if right else 'WRONG'}")
+    print(f"rank {group.rank}: {'right' if right else 'WRONG'}")
     distributed.destroy_process_group()
     return 0 if right else 1
 

@@ -25,9 +25,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from sleepbackends import SleepBackendsError
 from sleepbackends.config import load_config
 from sleepbackends.examples.default_weights import create_weights
@@ -272,24 +269,29 @@ def write_model(folder: Path, seed: int) -> Path:
     return folder
 
 
-def start(engines: Mapping[str, Any], console: Console) -> dict[str, list[list[int]]]:
+def start(engines: Mapping[str, Any]) -> dict[str, list[list[int]]]:
     """Start one engine after another; return what each says before it first sleeps."""
     said = {}
     for model, engine in engines.items():
         backend = engine.call("start", timeout_s=START_S)
         said[model] = [engine.call("answer", prompt) for prompt in PROMPTS]
         engine.call("sleep")
-        console.print(f"{model}: started, backend {backend}, asleep")
+        print(f"{model}: started, backend {backend}, asleep")
     return said
 
 
-def check(engines: Mapping[str, Any], said: Mapping[str, list[list[int]]], console: Console) -> int:
+def show_row(*cells: str) -> None:
+    """Print a row of the table of requests."""
+    print(*(f"{cell:10}" for cell in cells))
+
+
+def check(engines: Mapping[str, Any], said: Mapping[str, list[list[int]]]) -> int:
     """Have all requests answered, show how, and return the exit code."""
     turns = OneAtATime(engines)
-    table = Table("request", "for", "turn", "seconds", "as before")
     right = len({json.dumps(each) for each in said.values()}) == len(said)
     if not right:
-        console.print("the models say the same, so nothing can be compared")
+        print("the models say the same, so nothing can be compared")
+    show_row("request", "for", "turn", "seconds", "as before")
     for number, model in enumerate(REQUESTS):
         which = number % len(PROMPTS)
         turn = "" if turns.awake == model else "woken"
@@ -297,14 +299,13 @@ def check(engines: Mapping[str, Any], said: Mapping[str, list[list[int]]], conso
         try:
             equal = turns.answer(model, PROMPTS[which]) == said[model][which]
         except RuntimeError as error:
-            console.print(f"something is WRONG: {error}", markup=False)
+            print(f"something is WRONG: {error}")
             return 1
         seconds = time.perf_counter() - started
         right = right and equal
-        table.add_row(str(number), model, turn, f"{seconds:.3f}", "yes" if equal else "NO")
+        show_row(str(number), model, turn, f"{seconds:.3f}", "yes" if equal else "NO")
     turns.rest()
-    console.print(table)
-    console.print("all is right" if right else "something is WRONG")
+    print("all is right" if right else "something is WRONG")
     return 0 if right else 1
 
 
@@ -320,14 +321,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="of the GPU, what each vLLM engine takes while awake; over 0.5 only one has room",
     )
     chosen = parser.parse_args(arguments)
-    console = Console()
     has_vllm = find_spec("vllm") is not None
     kind = chosen.engine or ("vllm" if has_vllm else "tiny")
     if kind == "vllm" and not has_vllm:
-        console.print(
+        print(
             "vLLM is not installed here: pip install vllm==0.26.0 'sleepbackends[cuda]', "
-            "or take --engine tiny",
-            markup=False,
+            "or take --engine tiny"
         )
         return 2
     os.environ["SLEEPBACKENDS_BACKEND"] = chosen.backend
@@ -339,12 +338,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for model, seed in MODELS.items():
                 folder = write_model(Path(name, model), seed)
                 engines[model] = Remote(kind, folder, chosen.share)
-            said = start(engines, console)
+            said = start(engines)
         except (SleepBackendsError, RuntimeError) as error:
-            console.print(f"failed: {error}", markup=False)
+            print(f"failed: {error}")
             return 2
         else:
-            return check(engines, said, console)
+            return check(engines, said)
         finally:
             for engine in engines.values():
                 engine.close()

@@ -16,7 +16,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import typer.main
 from pydantic import BaseModel
 
 from mkdocs_hooks import public_modules
@@ -126,10 +125,9 @@ def _signature(function: Any) -> str:
 def _commands() -> Iterator[str]:
     from sleepbackends.cli import app
 
-    group: Any = typer.main.get_command(app)
-    for name, command in sorted(group.commands.items()):
+    for name, command in sorted(app.commands.items()):
         parameters = sorted(
-            "/".join(each.opts) if each.param_type_name == "option" else each.name.upper()
+            "/".join(each.opts) if each.param_type_name == "option" else str(each.name).upper()
             for each in command.params
         )
         yield f"$ sleepbackends {name} {' '.join(parameters)}".rstrip()

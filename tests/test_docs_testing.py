@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
 import sleepbackends.testing
 from sleepbackends.cli import app
@@ -44,11 +43,8 @@ def test_every_assumption_and_part_is_there_and_no_other() -> None:
 
 
 def test_every_option_of_the_command_is_there() -> None:
-    command: Any = typer.main.get_command(app)
     options = [
-        each.opts[0]
-        for each in command.commands["verify"].params
-        if each.param_type_name == "option"
+        each.opts[0] for each in app.commands["verify"].params if each.param_type_name == "option"
     ]
     said = " ".join(row[0] for row in table("option"))
     for option in options:

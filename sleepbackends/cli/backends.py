@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
 from sleepbackends.capabilities import Capabilities
-from sleepbackends.cli.output import JsonOption, console, with_hint, write_json
+from sleepbackends.cli.output import json_option, write_json
+from sleepbackends.cli.terminal import Cell, say, say_table
 from sleepbackends.plugins import PluginFailure
 from sleepbackends.registry import Registry
 
 
-def list_backends(as_json: JsonOption = False) -> None:
+@json_option
+def list_backends(as_json: bool) -> None:
     """List the backends, whether they work here, and the plugins that were not loaded."""
     registry = Registry.load()
     if as_json:
@@ -51,26 +50,26 @@ def _describe_failure(failure: PluginFailure) -> dict[str, Any]:
 
 
 def _show(registry: Registry) -> None:
-    out = console()
     for name, registered in registry.specs.items():
         available = registry.probe(name)
-        usable = Text("usable" if available else "not usable", "green" if available else "yellow")
+        usable = ("usable", "green") if available else ("not usable", "yellow")
         if available.reason:
-            usable.append(": ")
-            usable.append_text(with_hint(available.reason, available.hint))
-        out.print(Text.assemble((name, "bold"), f"  from {registered.source}"))
-        # A table would cut the names of the capabilities, which are what one looks up.
-        facts = Table.grid(padding=(0, 1))
-        facts.add_row("", "summary", registered.spec.summary or "none")
-        facts.add_row("", "here", usable)
-        facts.add_row("", "declares", _list(registry.declared_capabilities(name)))
-        out.print(facts)
+            usable = (f"{usable[0]}: {available.reason}", usable[1])
+        rows: list[list[Cell]] = [
+            ["", "summary", registered.spec.summary or "none"],
+            ["", "here", usable],
+            ["", "declares", _list(registry.declared_capabilities(name))],
+        ]
+        if available.hint:
+            rows.insert(2, ["", "", (available.hint, "dim")])
+        say(f"{name}  from {registered.source}", "bold")
+        say_table(rows)
     if not registry.specs:
-        out.print("no backend is registered")
+        say("no backend is registered")
     for failure in registry.failures:
-        out.print(Text(f"failed: {failure}", style="red"), soft_wrap=True)
+        say(f"failed: {failure}", "red")
     for plugin in registry.disabled:
-        out.print(Text(f"disabled: {plugin}", style="dim"), soft_wrap=True)
+        say(f"disabled: {plugin}", "dim")
 
 
 def _list(declared: Capabilities | None) -> str:

@@ -3,86 +3,86 @@
 from __future__ import annotations
 
 import json
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
 from sleepbackends.bench.request import Request
+from sleepbackends.bench.rows import OURS, PEERS
 from sleepbackends.cli.bench_screen import BenchScreen
-from sleepbackends.cli.output import console, prepare_file
+from sleepbackends.cli.output import file_option, prepare_file
+from sleepbackends.cli.terminal import say_markdown
+
+ALLOCATORS = (OURS, *PEERS)
+"""What can be measured."""
 
 
-class Allocator(str, Enum):
-    """What can be measured."""
-
-    SLEEPBACKENDS = "sleepbackends"
-    VLLM = "vllm"
-    TMS = "tms"
-    TMS_RETAIN = "tms_retain"
-
-
-_FILE = "FILE"
-
-
+@click.option(
+    "--weights-gib",
+    type=float,
+    multiple=True,
+    default=(16.0,),
+    help="GiB of weights on each device; repeat for time against bytes.",
+)
+@click.option("--kv-gib", type=float, default=32.0, help="GiB of KV cache; 0 for none.")
+@click.option(
+    "--tensor-mib",
+    type=float,
+    multiple=True,
+    default=(256.0, 20.0, 1.0),
+    help="MiB of each weight tensor; repeat for several sizes.",
+)
+@click.option("--rounds", type=int, default=5, help="How often everything is done, 2 or more.")
+@click.option("--devices", type=int, default=1, help="1, or 2 to compare one with both at once.")
+@click.option(
+    "--peers",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="A folder with the peers' packages, vllm/ and tms/; by default those that are installed.",
+)
+@click.option(
+    "--only",
+    type=click.Choice(ALLOCATORS),
+    multiple=True,
+    default=ALLOCATORS,
+    help="What to measure; repeat for several.",
+)
+@click.option("--timeout-s", type=float, default=300.0, help="Of each process, in seconds.")
+@click.option("--vllm-version", help="Where the folder does not tell it.")
+@file_option("--out", "Write everything as JSON.")
+@file_option("--markdown", "Also write the tables.")
+@file_option("--html", "Write a page with charts.")
 def run_benchmark(
-    weights_gib: Annotated[
-        list[float],
-        typer.Option(help="GiB of weights on each device; repeat for time against bytes."),
-    ] = [16.0],  # noqa: B006 - typer copies it
-    kv_gib: Annotated[float, typer.Option(help="GiB of KV cache; 0 for none.")] = 32.0,
-    tensor_mib: Annotated[
-        list[float], typer.Option(help="MiB of each weight tensor; repeat for several sizes.")
-    ] = [256.0, 20.0, 1.0],  # noqa: B006 - typer copies it
-    rounds: Annotated[int, typer.Option(help="How often everything is done, 2 or more.")] = 5,
-    devices: Annotated[int, typer.Option(help="1, or 2 to compare one with both at once.")] = 1,
-    peers: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            exists=True,
-            file_okay=False,
-            help="A folder with the peers' packages, vllm/ and tms/; by default those that are "
-            "installed.",
-        ),
-    ] = None,
-    only: Annotated[
-        list[Allocator], typer.Option(help="What to measure; repeat for several.")
-    ] = list(Allocator),  # noqa: B006 - typer copies it
-    timeout_s: Annotated[float, typer.Option(help="Of each process, in seconds.")] = 300.0,
-    vllm_version: Annotated[
-        str | None, typer.Option(help="Where the folder does not tell it.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar=_FILE, help="Write everything as JSON.")
-    ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option(metavar=_FILE, help="Also write the tables.")
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar=_FILE, help="Write a page with charts.")
-    ] = None,
+    weights_gib: tuple[float, ...],
+    kv_gib: float,
+    tensor_mib: tuple[float, ...],
+    rounds: int,
+    devices: int,
+    peers: Path | None,
+    only: tuple[str, ...],
+    timeout_s: float,
+    vllm_version: str | None,
+    out: Path | None,
+    markdown: Path | None,
+    html: Path | None,
 ) -> None:
     """Measure suspend and resume on a GPU, next to plain copies and to the peers.
 
     Each runs in a process of its own. Exit code 1 if sleepbackends or a plain copy was not
     measured to the end.
     """
-    from rich.markdown import Markdown
-
     from sleepbackends.bench.page import page
     from sleepbackends.bench.suspend_resume import has_failed, measure
     from sleepbackends.bench.tables import markdown as tables_of
 
     request = Request(
-        weights_gib=tuple(weights_gib),
+        weights_gib=weights_gib,
         kv_gib=kv_gib,
-        tensor_mib=tuple(tensor_mib),
+        tensor_mib=tensor_mib,
         rounds=rounds,
         devices=devices,
         peers=peers,
-        only=tuple(allocator.value for allocator in only),
+        only=only,
         timeout_s=timeout_s,
         vllm_version=vllm_version,
     )
@@ -97,10 +97,6 @@ def run_benchmark(
         markdown.write_text(tables, encoding="utf-8")
     if html:
         html.write_text(page(result), encoding="utf-8")
-    screen_out = console()
-    if screen_out.is_terminal:
-        screen_out.print(Markdown(tables))
-    else:
-        typer.echo(tables, nl=False)
+    say_markdown(tables)
     if has_failed(result):
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)

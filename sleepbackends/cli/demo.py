@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import typer
+import click
 
 from sleepbackends import AllocatingBackend, SleepConfig, load_config
 from sleepbackends.cli.demo_screen import DemoScreen
-from sleepbackends.cli.output import JsonOption, write_json
+from sleepbackends.cli.output import json_option, write_json
 from sleepbackends.demo.steps import Step
 from sleepbackends.errors import UnsupportedOperationError
 from sleepbackends.registry import Registry
@@ -21,22 +21,19 @@ if TYPE_CHECKING:
     from sleepbackends.demo.checked_engine import DemoSettings
 
 
+@click.option("--backend", metavar="NAME", help="The backend; by default as configured, else auto.")
+@click.option(
+    "--weights",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A Llama-style safetensors file; by default one of about 0.5 GiB, created "
+    "once in the user's cache directory.",
+)
+@click.option("--tokens", type=click.IntRange(1), default=8, help="Tokens of each generation.")
+@click.option("--kv-mib", type=click.IntRange(1), default=64, help="Size of the KV cache in MiB.")
+@json_option
 def run_demo(
-    backend: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The backend; by default as configured, else auto."),
-    ] = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="A Llama-style safetensors file; by default one of about 0.5 GiB, created "
-            "once in the user's cache directory.",
-        ),
-    ] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each generation.")] = 8,
-    kv_mib: Annotated[int, typer.Option(min=1, help="Size of the KV cache in MiB.")] = 64,
-    as_json: JsonOption = False,
+    backend: str | None, weights: Path | None, tokens: int, kv_mib: int, as_json: bool
 ) -> None:
     """Put a real language model to sleep, wake it and compare; exit code 1 if it differs.
 
@@ -90,7 +87,7 @@ def run_demo(
             }
         )
     if not ok:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _require(*names: str) -> None:

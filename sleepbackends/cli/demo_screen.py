@@ -7,16 +7,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-from rich.table import Table
-from rich.text import Text
-
 from sleepbackends import ReleaseStrategy, control
-from sleepbackends.cli.output import console, format_bytes
+from sleepbackends.cli.output import format_bytes
+from sleepbackends.cli.terminal import Live, live
 from sleepbackends.demo.steps import PlannedRelease, Step
 from sleepbackends.selection import Selection
-
-_WIDTHS = (46, 10, 10, 8)
 
 
 class DemoScreen:
@@ -29,20 +24,11 @@ class DemoScreen:
     """
 
     def __init__(self, *, silent: bool) -> None:
-        self._out = console()
-        self._out.quiet = silent
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(binary_units=True),
-            console=self._out,
-            transient=True,
-            disable=silent or not self._out.is_terminal,
-        )
-        self._bar = self._bars.add_task("", visible=False)
+        self._silent = silent
+        self._live = Live(err=False) if silent else live(amount=format_bytes)
 
     def __enter__(self) -> DemoScreen:
-        self._bars.start()
+        self._live.start()
         return self
 
     def __exit__(
@@ -51,7 +37,7 @@ class DemoScreen:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._bars.stop()
+        self._live.stop()
 
     def announce_weights(self, path: Path) -> None:
         """Say that weights are created, because nothing moves meanwhile."""
@@ -59,13 +45,7 @@ class DemoScreen:
 
     def progress(self, progress: control.Progress) -> None:
         """Move the bar; called by the thread that copies."""
-        self._bars.update(
-            self._bar,
-            description=progress.operation,
-            completed=progress.done_bytes,
-            total=progress.total_bytes,
-            visible=progress.done_bytes < progress.total_bytes,
-        )
+        self._live.update(progress.operation, progress.done_bytes, progress.total_bytes)
 
     def introduce(self, selection: Selection, model: Mapping[str, Any]) -> None:
         """Show what the demo runs with."""
@@ -77,7 +57,7 @@ class DemoScreen:
             f"{format_bytes(model['kv_cache_bytes'])}: {model['path']}",
             style="",
         )
-        self._row("memory in use", "before", "after", "seconds", style="bold")
+        self._row("memory in use", "before", "after", "seconds", "bold")
 
     def show(self, event: PlannedRelease | Step) -> None:
         """Show a plan, or a step that ended."""
@@ -90,7 +70,7 @@ class DemoScreen:
             format_bytes(event.before_bytes),
             format_bytes(event.after_bytes),
             f"{event.seconds:.3f}",
-            style="" if event.intact else "red",
+            "" if event.intact else "red",
         )
         if event.strategy is not None:
             self._say(f"done: {_how(event.strategy, event.degraded)}")
@@ -107,15 +87,11 @@ class DemoScreen:
             self._say(said, style="green")
 
     def _say(self, text: str, style: str = "dim") -> None:
-        self._out.print(Text(text, style=style), soft_wrap=True)
+        if not self._silent:
+            self._live.say(text, style)
 
-    def _row(self, *cells: str, style: str) -> None:
-        row = Table.grid(padding=(0, 1))
-        row.add_column(width=_WIDTHS[0])
-        for width in _WIDTHS[1:]:
-            row.add_column(width=width, justify="right")
-        row.add_row(*map(Text, cells), style=style)
-        self._out.print(row)
+    def _row(self, name: str, before: str, after: str, seconds: str, style: str) -> None:
+        self._say(f"{name:46} {before:>10} {after:>10} {seconds:>8}", style)
 
 
 def _how(strategy: ReleaseStrategy | None, degraded: bool) -> str:

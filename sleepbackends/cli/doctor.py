@@ -12,10 +12,9 @@ from enum import Enum
 from pathlib import Path
 
 import psutil
-from rich.table import Table
-from rich.text import Text
 
-from sleepbackends.cli.output import JsonOption, console, format_bytes, with_hint, write_json
+from sleepbackends.cli.output import format_bytes, json_option, write_json
+from sleepbackends.cli.terminal import Cell, say_table
 from sleepbackends.config import SleepConfig, load_config
 from sleepbackends.errors import ConfigurationError, SleepBackendsError
 from sleepbackends.host_limits import host_memory, memlock_limit_bytes
@@ -60,20 +59,20 @@ class Finding:
 _STYLES = {Level.OK: "green", Level.INFO: "cyan", Level.WARN: "yellow"}
 
 
-def examine_machine(as_json: JsonOption = False) -> None:
+@json_option
+def examine_machine(as_json: bool) -> None:
     """Look at what this machine offers and say what to change."""
     findings = list(examine(Registry.load()))
     if as_json:
         write_json({"findings": [{**asdict(f), "level": f.level.value} for f in findings]})
         return
-    table = Table("", "what", "found", show_edge=False)
+    rows: list[list[Cell]] = []
     for finding in findings:
-        table.add_row(
-            Text(finding.level.value, style=_STYLES[finding.level]),
-            Text(finding.topic),
-            with_hint(finding.found, finding.change),
-        )
-    console().print(table)
+        level = (finding.level.value, _STYLES[finding.level])
+        rows.append([level, finding.topic, finding.found])
+        if finding.change:
+            rows.append(["", "", (finding.change, "dim")])
+    say_table(rows, ("", "what", "found"))
 
 
 def examine(registry: Registry, root: Path = Path("/")) -> Iterator[Finding]:

@@ -5,25 +5,22 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
-import typer
-from rich.table import Table
+import click
 
-from sleepbackends.cli.output import JsonOption, console, format_bytes, write_json
+from sleepbackends.cli.output import format_bytes, json_option, write_json
+from sleepbackends.cli.terminal import say, say_table
 from sleepbackends.vmm.shared import SharedCopy, SharedStore
 
 
-def show_host_copies(
-    directory: Annotated[
-        Path | None,
-        typer.Option(help="The backends' share_directory; /dev/shm by default."),
-    ] = None,
-    clean: Annotated[
-        bool, typer.Option("--clean", help="Remove the copies that no process uses.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path),
+    help="The backends' share_directory; /dev/shm by default.",
+)
+@click.option("--clean", is_flag=True, help="Remove the copies that no process uses.")
+@json_option
+def show_host_copies(directory: Path | None, clean: bool, as_json: bool) -> None:
     """List the saved copies that processes of this user share, and remove unused ones."""
     store = SharedStore(directory)
     removed_bytes = store.clean() if clean else 0
@@ -40,18 +37,17 @@ def show_host_copies(
         return
     _show(store, copies)
     if clean:
-        console().print(f"{format_bytes(removed_bytes)} removed")
+        say(f"{format_bytes(removed_bytes)} removed")
 
 
 def _show(store: SharedStore, copies: list[SharedCopy]) -> None:
-    out = console()
-    table = Table.grid(padding=(0, 2))
-    for copy in copies:
-        state = "in use" if copy.in_use else "unused"
-        table.add_row(copy.name[:16], format_bytes(copy.size_bytes), state)
-    if copies:
-        out.print(table)
+    say_table(
+        [
+            [copy.name[:16], format_bytes(copy.size_bytes), "in use" if copy.in_use else "unused"]
+            for copy in copies
+        ]
+    )
     total = format_bytes(sum(copy.size_bytes for copy in copies))
     unused = format_bytes(sum(copy.size_bytes for copy in copies if not copy.in_use))
-    out.print(f"{len(copies)} copies, {total}, of which {unused} unused", soft_wrap=True)
-    out.print(os.fspath(store.directory), soft_wrap=True, markup=False)
+    say(f"{len(copies)} copies, {total}, of which {unused} unused")
+    say(os.fspath(store.directory))

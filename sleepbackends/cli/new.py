@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-from rich.text import Text
+import click
 
-from sleepbackends.cli.output import console
+from sleepbackends.cli.command import Argument
+from sleepbackends.cli.terminal import say
 from sleepbackends.scaffold.package import NewPackage
 
 
-def new_package(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Of the backend and its distribution.")
-    ],
-    directory: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="New or empty; by default ./NAME."),
-    ] = None,
-) -> None:
+@click.argument(
+    "name", metavar="NAME", cls=Argument, meaning="Of the backend and its distribution."
+)
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="New or empty; by default ./NAME.",
+)
+def new_package(name: str, directory: Path | None) -> None:
     """Write a package with a backend that passes the contract suite, to be made into yours."""
     folder = directory or Path(name)
     written = NewPackage(name).write(folder)
-    out = console()
     for path in written:
-        out.print(Text(str(path), style="dim"), soft_wrap=True)
+        say(str(path), "dim")
     place = str(folder) if folder.is_absolute() else f"./{folder}"
-    out.print(Text(f"\npip install --editable '{place}'"), soft_wrap=True)
-    out.print(Text(f"sleepbackends verify {name}"), soft_wrap=True)
+    say(f"\npip install --editable '{place}'")
+    say(f"sleepbackends verify {name}")

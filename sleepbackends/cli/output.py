@@ -1,57 +1,50 @@
-"""What the commands share: consoles, JSON, sizes, and how an error looks."""
+"""What the commands share: JSON, sizes, files, and how an error looks."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, TypeVar
 
-import typer
-from rich.console import Console
-from rich.filesize import pick_unit_and_suffix
-from rich.text import Text
+import click
 
+from sleepbackends.cli.terminal import say
 from sleepbackends.errors import RequestError, SleepBackendsError
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _JSON_KEY = "sleepbackends.cli.json"
-_UNITS = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"]
+_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
 
-def _remember(ctx: typer.Context, value: bool) -> bool:
+def _remember(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
     ctx.meta[_JSON_KEY] = value
     return value
 
 
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Write JSON instead of text.", callback=_remember)
-]
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Write JSON instead of text.", callback=_remember
+)
 """The ``--json`` of every command; it also decides how an error is written."""
 
 
-def console(*, stderr: bool = False) -> Console:
-    """Return a console on what standard output, or standard error, is at this moment."""
-    return Console(stderr=stderr, highlight=False)
+def file_option(name: str, meaning: str) -> Callable[[_Function], _Function]:
+    """Declare an option that names a file to write."""
+    return click.option(name, type=click.Path(path_type=Path), metavar="FILE", help=meaning)
 
 
 def write_json(data: object) -> None:
     """Write one JSON document to standard output; sets become sorted lists."""
-    typer.echo(json.dumps(data, indent=2, default=_plain))
+    click.echo(json.dumps(data, indent=2, default=_plain))
 
 
 def format_bytes(size_bytes: int) -> str:
     """Format a size with binary units, such as ``1.5 GiB``."""
-    unit, suffix = pick_unit_and_suffix(size_bytes, _UNITS, 1024)
-    return f"{size_bytes:,} bytes" if unit == 1 else f"{size_bytes / unit:,.1f} {suffix}"
-
-
-def with_hint(message: str, hint: str) -> Text:
-    """Put a message and what to do about it into one text, free of markup."""
-    text = Text(message)
-    if hint:
-        text.append(f"\n{hint}", style="dim")
-    return text
+    power = min(max(size_bytes.bit_length() - 1, 0) // 10, len(_UNITS))
+    if power == 0:
+        return f"{size_bytes:,} bytes"
+    return f"{size_bytes / 1024**power:,.1f} {_UNITS[power - 1]}"
 
 
 def report_error(error: SleepBackendsError, meta: Mapping[str, Any]) -> None:
@@ -70,10 +63,8 @@ def report_error(error: SleepBackendsError, meta: Mapping[str, Any]) -> None:
         head = {"type": type(error).__name__, "message": error.message}
         write_json({"error": {**head, **details, "recoverable": error.recoverable}})
         return
-    line = Text("error: " + " ".join(error.message.split()), style="red")
-    if error.hint:
-        line.append(f" ({' '.join(error.hint.split())})", style="dim")
-    console(stderr=True).print(line, soft_wrap=True)
+    hint = f" ({error.hint})" if error.hint else ""
+    say(" ".join(f"error: {error.message}{hint}".split()), "red", err=True)
 
 
 def prepare_file(path: Path) -> None:

@@ -5,43 +5,43 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
-from sleepbackends.cli.output import console
+from sleepbackends.cli.command import Argument
+from sleepbackends.cli.terminal import say
 from sleepbackends.errors import ConfigurationError, UnsupportedOperationError
 from sleepbackends.orchestrator import Orchestrator
 
 
+@click.argument(
+    "application",
+    metavar="APP",
+    cls=Argument,
+    meaning="MODULE:ATTRIBUTE, an Orchestrator or a callable that returns one.",
+)
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    help="Where to listen; anything but loopback needs a token.",
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=8420, help="0 chooses a free one.")
+@click.option(
+    "--uds",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="A unix socket for this user, in place of host and port.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Holds the bearer token; by default it is SLEEPBACKENDS_SERVER_TOKEN, if set.",
+)
+@click.option("--docs", is_flag=True, help="Serve /docs, with scripts from elsewhere.")
 def serve(
-    application: Annotated[
-        str,
-        typer.Argument(
-            metavar="APP",
-            help="MODULE:ATTRIBUTE, an Orchestrator or a callable that returns one.",
-        ),
-    ],
-    host: Annotated[
-        str, typer.Option(help="Where to listen; anything but loopback needs a token.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 chooses a free one.")] = 8420,
-    uds: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH", help="A unix socket for this user, in place of host and port."
-        ),
-    ] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Holds the bearer token; by default it is SLEEPBACKENDS_SERVER_TOKEN, if set.",
-        ),
-    ] = None,
-    docs: Annotated[
-        bool, typer.Option("--docs", help="Serve /docs, with scripts from elsewhere.")
-    ] = False,
+    application: str, host: str, port: int, uds: Path | None, token_file: Path | None, docs: bool
 ) -> None:
     """Serve the routes of one engine until interrupted, and close it then."""
     try:
@@ -63,7 +63,7 @@ def serve(
     with binding as bound, load_orchestrator(application) as orchestrator:
         at = f"unix:{uds}" if uds else "http://{}:{}".format(*_shown(bound.getsockname()))
         bound.listen()  # from here on nobody is turned away
-        console(stderr=True).print(f"serving {orchestrator.backend.name} on {at}", soft_wrap=True)
+        say(f"serving {orchestrator.backend.name} on {at}", err=True)
         run(app(orchestrator, token=token, docs=docs), bound)
 
 

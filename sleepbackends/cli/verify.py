@@ -4,42 +4,55 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
-from sleepbackends.cli.output import JsonOption, console, prepare_file, write_json
+from sleepbackends.cli.command import Argument
+from sleepbackends.cli.output import file_option, json_option, prepare_file, write_json
 from sleepbackends.errors import RequestError, UnsupportedOperationError
 
-_FILE = "FILE"
 BROKEN, UNAVAILABLE = 1, 3
 """Exit codes; 0 is for promises that are kept, 2 for requests that cannot be followed."""
 
 
+@click.argument("name", metavar="NAME", cls=Argument, meaning="An installed backend.")
+@click.option(
+    "--option",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="An option of the backend, its value as JSON or a plain string; repeat for more.",
+)
+@click.option(
+    "--part",
+    multiple=True,
+    help="A part of the suite; repeat for several. All by default.",
+)
+@click.option(
+    "--sequences",
+    type=click.IntRange(1),
+    help="How many random sequences of calls are tried.",
+)
+@click.option(
+    "--test-timeout-s",
+    type=click.FloatRange(1.0),
+    default=300.0,
+    help="What one test may take, in seconds.",
+)
+@file_option("--junit", "Also write JUnit XML.")
+@file_option("--html", "Also write a page.")
+@file_option("--out", "Also write everything as JSON.")
+@json_option
 def verify_backend(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="An installed backend.")],
-    option: Annotated[
-        list[str],
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="An option of the backend, its value as JSON or a plain string; repeat for more.",
-        ),
-    ] = [],  # noqa: B006 - typer copies it
-    part: Annotated[
-        list[str], typer.Option(help="A part of the suite; repeat for several. All by default.")
-    ] = [],  # noqa: B006 - typer copies it
-    sequences: Annotated[
-        int | None, typer.Option(min=1, help="How many random sequences of calls are tried.")
-    ] = None,
-    test_timeout_s: Annotated[
-        float, typer.Option(min=1.0, help="What one test may take, in seconds.")
-    ] = 300.0,
-    junit: Annotated[Path | None, typer.Option(metavar=_FILE, help="Also write JUnit XML.")] = None,
-    html: Annotated[Path | None, typer.Option(metavar=_FILE, help="Also write a page.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar=_FILE, help="Also write everything as JSON.")
-    ] = None,
-    as_json: JsonOption = False,
+    name: str,
+    option: tuple[str, ...],
+    part: tuple[str, ...],
+    sequences: int | None,
+    test_timeout_s: float,
+    junit: Path | None,
+    html: Path | None,
+    out: Path | None,
+    as_json: bool,
 ) -> None:
     """Run the contract suite against an installed backend, here, and report.
 
@@ -61,7 +74,7 @@ def verify_backend(
         ) from error
 
     options = dict(map(_pair, option))
-    request = VerifyRequest(name, options, tuple(part), sequences, test_timeout_s)
+    request = VerifyRequest(name, options, part, sequences, test_timeout_s)
     for path in filter(None, (junit, html, out)):
         prepare_file(path)
     with VerifyScreen() as screen:
@@ -76,9 +89,9 @@ def verify_backend(
     if as_json:
         write_json(verification.to_json())
     else:
-        show(verification, console())
+        show(verification)
     codes = {Verdict.KEPT: 0, Verdict.BROKEN: BROKEN, Verdict.UNAVAILABLE: UNAVAILABLE}
-    raise typer.Exit(codes[verification.verdict])
+    raise click.exceptions.Exit(codes[verification.verdict])
 
 
 def _pair(text: str) -> tuple[str, Any]:

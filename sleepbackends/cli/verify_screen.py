@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import TracebackType
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
-
-from sleepbackends.cli.output import console
+from sleepbackends.cli.terminal import Cell, live, say, say_table
 from sleepbackends.verify.results import Outcome, TestCase, TestResult, Verdict, Verification
 
 _STYLES = {Outcome.PASSED: "green", Outcome.FAILED: "red", Outcome.SKIPPED: "yellow"}
@@ -21,32 +15,19 @@ _VERDICTS = {Verdict.KEPT: "green", Verdict.BROKEN: "red", Verdict.UNAVAILABLE: 
 class VerifyScreen:
     """Shows on standard error which test runs, and each that fails as soon as it has.
 
-    On a terminal a bar shows how far it is.
+    Where progress can be shown, a bar shows how far it is.
     """
 
     def __init__(self) -> None:
-        self._out = console(stderr=True)
         self._counts = dict.fromkeys(Outcome, 0)
+        self._at = ""
         self._part = ""
         self._of_part: dict[str, str] = {}
-        self._bars = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=self._out,
-        )
-        self._bar = self._bars.add_task("starting", total=None)
-        self._live = Live(
-            console=self._out,
-            get_renderable=self._render,
-            transient=True,
-            auto_refresh=self._out.is_terminal,
-        )
+        self._live = live(err=True, below=self._numbers)
 
     def __enter__(self) -> VerifyScreen:
-        if self._out.is_terminal:
-            self._live.start()
+        self._live.update("starting", 0, None)
+        self._live.start()
         return self
 
     def __exit__(
@@ -60,78 +41,70 @@ class VerifyScreen:
     def collected(self, cases: Sequence[TestCase]) -> None:
         """Learn how much there is to do."""
         self._of_part = {case.name: case.part for case in cases}
-        self._bars.update(self._bar, total=len(cases))
-        if not self._out.is_terminal:
-            self._say(f"{len(cases)} tests")
+        self._live.say(f"{len(cases)} tests")
 
     def begin(self, name: str) -> None:
-        """Show what is being tried; without a terminal, only which part."""
+        """Show what is being tried; where progress cannot be shown, only which part."""
         part = self._of_part.get(name, "")
-        if part != self._part and not self._out.is_terminal:
-            self._say(part)
+        if part != self._part and not self._live.moves:
+            self._live.say(part)
         self._part = part
-        self._bars.update(self._bar, description=f"{part}: {name}")
+        self._at = f"{part}: {name}"
+        self._update()
 
     def result(self, result: TestResult) -> None:
         """Count it in, and show it if it failed."""
         self._counts[result.outcome] += 1
-        self._bars.advance(self._bar)
+        self._update()
         if result.outcome is Outcome.FAILED:
             seen = (result.message.splitlines() or [""])[0]
-            self._say(f"  {result.case.promise or 'failed'}: {result.case.name}: {seen}", "red")
+            self._live.say(
+                f"  {result.case.promise or 'failed'}: {result.case.name}: {seen}", "red"
+            )
 
-    def _say(self, text: str, style: str = "") -> None:
-        self._out.print(Text(text, style=style), soft_wrap=True)
+    def _update(self) -> None:
+        self._live.update(self._at, sum(self._counts.values()), len(self._of_part))
 
-    def _render(self) -> RenderableType:
-        numbers = Text(", ").join(
-            Text(f"{count} {outcome.value}", _STYLES[outcome])
-            for outcome, count in self._counts.items()
-        )
-        return Group(self._bars, numbers)
+    def _numbers(self) -> Sequence[Sequence[Cell]]:
+        return [[(f"{n} {outcome.value}", _STYLES[outcome]) for outcome, n in self._counts.items()]]
 
 
-def show(verification: Verification, out: Console) -> None:
+def show(verification: Verification) -> None:
     """Write the report of a verification as text."""
     about = verification.about
     head = f"{verification.backend}  from {about['from']}, contract {about['contract']}, "
-    out.print(Text(f"{head}suite {about['suite']}", "bold"), soft_wrap=True)
+    say(f"{head}suite {about['suite']}", "bold")
     flags = ", ".join(verification.capabilities) or "nothing"
-    out.print(Text(f"declares {flags}", "dim"), soft_wrap=True)
+    say(f"declares {flags}", "dim")
     if verification.results:
-        out.print(_parts(verification))
+        _show_parts(verification)
     if verification.skipped():
-        out.print("not tried:")
+        say("not tried:")
         for reason, count in verification.skipped().items():
-            out.print(Text(f"  {count:3} {reason}", "dim"), soft_wrap=True)
+            say(f"  {count:3} {reason}", "dim")
     for result in verification.failures():
-        _show_failure(verification, result, out)
+        _show_failure(verification, result)
     if verification.problem:
-        out.print(Text(verification.problem, "red"), soft_wrap=True)
-    out.print(Text(verification.summary, _VERDICTS[verification.verdict]), soft_wrap=True)
+        say(verification.problem, "red")
+    say(verification.summary, _VERDICTS[verification.verdict])
     if verification.availability.hint and not verification.availability:
-        out.print(Text(verification.availability.hint, "dim"), soft_wrap=True)
+        say(verification.availability.hint, "dim")
 
 
-def _parts(verification: Verification) -> Table:
-    table = Table("part", *(outcome.value for outcome in Outcome), show_edge=False)
+def _show_parts(verification: Verification) -> None:
+    rows: list[list[Cell]] = []
     for part in verification.parts():
         counts = verification.counts(part)
-        table.add_row(
-            part,
-            *(
-                Text(str(counts[outcome]), _STYLES[outcome] if counts[outcome] else "dim")
-                for outcome in Outcome
-            ),
-        )
-    return table
+        numbers = ((str(counts[o]), _STYLES[o] if counts[o] else "dim") for o in Outcome)
+        rows.append([part, *numbers])
+    say_table(rows, ("part", *(outcome.value for outcome in Outcome)))
 
 
-def _show_failure(verification: Verification, result: TestResult, out: Console) -> None:
+def _show_failure(verification: Verification, result: TestResult) -> None:
     key = result.case.promise
     texts = {promise.key: promise.value for promise in verification.promises()}
     named = f"broken promise [{key}]: {texts[key]}" if key in texts else "failed"
-    out.print(Text(f"\n{named}", "red"), soft_wrap=True)
-    out.print(Text(f"  test: {result.case.name}"), soft_wrap=True)
+    say(f"\n{named}", "red")
+    say(f"  test: {result.case.name}")
     seen = "\n        ".join(result.message.splitlines())
-    out.print(Text(f"  seen: {seen}\n"), soft_wrap=True)
+    say(f"  seen: {seen}\n")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from sleepbackends.checkpoint import client, listener
 from sleepbackends.checkpoint.client import HelperClient, deadline_s

@@ -7,14 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
-import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from sleepbackends.availability import Availability
 from sleepbackends.capabilities import Capabilities
 from sleepbackends.cli import app
-from sleepbackends.cli.output import JsonOption, format_bytes
+from sleepbackends.cli.command import CommandGroup
+from sleepbackends.cli.output import format_bytes, json_option
 from sleepbackends.errors import NoUsableBackendError, SleepBackendsError, UnknownTagError
 from sleepbackends.hookspecs import BackendSpec
 from sleepbackends.plugins import (
@@ -27,6 +28,8 @@ from sleepbackends.plugins import (
 )
 from sleepbackends.protocol import API_VERSION
 from sleepbackends.registry import Registry
+
+pytestmark = pytest.mark.usefixtures("either_way")
 
 
 class Absent:
@@ -60,7 +63,7 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> LoadedPlugins:
     return loaded
 
 
-def run(*arguments: str, application: typer.Typer = app) -> Any:
+def run(*arguments: str, application: click.Group = app) -> Any:
     return CliRunner().invoke(application, list(arguments))
 
 
@@ -121,15 +124,14 @@ def test_without_any_backend_it_says_so(
     assert json.loads(run("backends", "--json").stdout)["backends"] == []
 
 
-def failing(error: Exception) -> typer.Typer:
-    """Build the same application with one command more, which raises."""
+def failing(error: BaseException) -> click.Group:
+    """Build an application like ours with one command, which raises."""
 
-    def fail(as_json: JsonOption = False) -> None:
+    def fail(as_json: bool) -> None:
         raise error
 
-    application = typer.Typer(cls=app.info.cls)
-    application.command("fail")(fail)
-    application.callback()(lambda: None)
+    application = CommandGroup()
+    application.command("fail")(json_option(fail))
     return application
 
 
@@ -172,6 +174,11 @@ def test_an_error_without_hint_has_no_parentheses(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == "error: simply broken\n"
 
 
+def test_an_interrupt_ends_quietly_as_shells_expect() -> None:
+    result = run("fail", application=failing(KeyboardInterrupt()))
+    assert (result.exit_code, result.output) == (130, "")
+
+
 def test_foreign_errors_are_not_hidden() -> None:
     result = run("fail", application=failing(ZeroDivisionError("ours")))
     assert isinstance(result.exception, ZeroDivisionError)
@@ -179,7 +186,14 @@ def test_foreign_errors_are_not_hidden() -> None:
 
 @pytest.mark.parametrize(
     ("size_bytes", "text"),
-    [(0, "0 bytes"), (1023, "1,023 bytes"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB")],
+    [
+        (0, "0 bytes"),
+        (1023, "1,023 bytes"),
+        (1024, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        (3 << 30, "3.0 GiB"),
+        (5000 << 50, "5,000.0 PiB"),
+    ],
 )
 def test_sizes_are_binary(size_bytes: int, text: str) -> None:
     assert format_bytes(size_bytes) == text

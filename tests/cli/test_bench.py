@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from sleepbackends.availability import Availability
 from sleepbackends.bench import suspend_resume
@@ -16,9 +14,11 @@ from sleepbackends.bench.request import Request, Spec
 from sleepbackends.bench.rows import OURS
 from sleepbackends.bench.suspend_resume import Watch
 from sleepbackends.bench.tables import markdown
-from sleepbackends.cli import app, bench_screen
+from sleepbackends.cli import app
 from sleepbackends.cli.bench_screen import BenchScreen
 from sleepbackends.cumem.backend import CumemBackend
+
+pytestmark = pytest.mark.usefixtures("either_way")
 
 MACHINE = {"gpu": "Made-up 9000"}
 SPEC = Spec(OURS, 16, 32, 20)
@@ -119,22 +119,17 @@ def test_wrong_arguments_are_refused_before_anything_is_measured(
     assert not requests
 
 
-def test_on_a_terminal_rows_are_shown_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = io.StringIO()
-    out = Console(file=written, force_terminal=True, width=100, color_system=None)
-    monkeypatch.setattr(bench_screen, "console", lambda stderr: out)
+def test_figures_of_what_is_being_measured_are_shown_as_they_come() -> None:
     with BenchScreen() as screen:
         screen.begin(SPEC, 2, 3)
-        screen._live.refresh()
+        assert not screen.figures()
         for number, seconds in enumerate((1.0, 3.0, 2.5)):
             screen.row(SPEC.row("resume", number, seconds))
         screen.row(SPEC.row("resume", 0, 7.0, "0+1"))
-        at = written.tell()
-        screen._live.refresh()
-        live = written.getvalue()[at:]
+        _, *rows = screen.figures()
+        assert rows == [
+            ["  sleepbackends resume", "2.500", "2.500", "3"],
+            ["  sleepbackends resume, devices 0+1", "7.000", "7.000", "1"],
+        ]
         screen.end(SPEC, "")
-    assert "sleepbackends resume" in live
-    assert [part for part in live.split() if part[0].isdigit()][:3] == ["2.500", "2.500", "3"]
-    assert "resume, devices 0+1" in live
-    assert "1/3" in live
-    assert "  sleepbackends resume: 2.500 s, median of 3" in written.getvalue()
+        assert not screen.figures()

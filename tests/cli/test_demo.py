@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from pydantic import BaseModel
-from typer.testing import CliRunner
 
 from sleepbackends import API_VERSION, BackendSettings, BackendSpec, Registry
 from sleepbackends.cli import app

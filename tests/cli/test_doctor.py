@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from sleepbackends.availability import Availability
 from sleepbackends.cli import app, doctor
@@ -23,6 +23,8 @@ from sleepbackends.plugins import (
     Source,
 )
 from sleepbackends.registry import Registry
+
+pytestmark = pytest.mark.usefixtures("either_way")
 
 NVIDIA_VERSION = """\
 NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build

@@ -5,11 +5,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from typer.testing import CliRunner
+import pytest
+from click.testing import CliRunner
 
 from sleepbackends.cli import app
 from sleepbackends.hostmemory import driver as host
 from sleepbackends.vmm.shared import SharedStore
+
+pytestmark = pytest.mark.usefixtures("either_way")
 
 
 def run(*arguments: str, code: int = 0) -> str:

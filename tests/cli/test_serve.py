@@ -13,11 +13,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from sleepbackends.cli import app
 from sleepbackends.config import TOKEN_VARIABLE
 from tests.server.calling import TOKEN
+
+pytestmark = pytest.mark.usefixtures("either_way")
 
 MAIN = "from sleepbackends.cli import main; main()"
 ENGINE = """

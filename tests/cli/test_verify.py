@@ -12,7 +12,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from sleepbackends.cli import app
 from sleepbackends.testing import Promise

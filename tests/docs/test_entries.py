@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import click
 import pytest
-import typer
 
 from sleepbackends import Capabilities, Registry, errors
 from sleepbackends.cli import app
@@ -26,8 +26,7 @@ OPTIONS = [
     if (model := REGISTRY.options_model(name)) is not None
     for field in model.model_fields
 ]
-# Of typer's own classes, which newer releases do not take from click any more.
-COMMANDS: dict[str, Any] = dict(typer.main.get_group(app).commands)
+COMMANDS = app.commands
 
 
 def options_text(backend: str) -> str:
@@ -79,12 +78,10 @@ def test_every_flag_says_what_it_means_both_ways(flag: str) -> None:
     assert row is not None, f"docs/backends.md, Capabilities: no row of {flag}"
 
 
-def parameters(command: Any) -> Iterator[str]:
+def parameters(command: click.Command) -> Iterator[str]:
     for parameter in command.params:
-        if parameter.param_type_name == "argument":
-            yield parameter.metavar or parameter.name.upper()
-        elif parameter.opts != ["--help"]:
-            yield parameter.opts[0]
+        is_argument = isinstance(parameter, click.Argument)
+        yield parameter.human_readable_name if is_argument else parameter.opts[0]
 
 
 def said_of(command: str) -> list[str]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "two_models_one_gpu.py"
 
@@ -62,9 +61,8 @@ def engines() -> dict[str, Engine]:
 
 
 def check(example: dict[str, Any], engines: dict[str, Engine]) -> int:
-    console = Console(quiet=True)
-    said = example["start"](engines, console)
-    code: int = example["check"](engines, said, console)
+    said = example["start"](engines)
+    code: int = example["check"](engines, said)
     assert not engines["first"].awake
     return code
 

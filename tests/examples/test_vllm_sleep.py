@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "vllm_sleep.py"
 
@@ -61,9 +60,7 @@ def engine(example: dict[str, Any]) -> Engine:
 
 
 def check(example: dict[str, Any], engine: Engine) -> int:
-    code: int = example["check"](
-        engine, Console(quiet=True), lambda llm: llm.tokens, lambda: engine.free
-    )
+    code: int = example["check"](engine, lambda llm: llm.tokens, lambda: engine.free)
     return code
 
 

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from rich.console import Console
 
 from sleepbackends.availability import Availability
 from sleepbackends.cli.verify_screen import show
@@ -102,10 +100,11 @@ def test_the_page_says_what_was_broken_and_stands_alone() -> None:
 
 
 @pytest.mark.parametrize("verification", [KEPT, BROKEN, ABSENT])
-def test_the_text_ends_with_the_verdict(verification: Verification) -> None:
-    out = io.StringIO()
-    show(verification, Console(file=out, width=100))
-    text = out.getvalue()
+def test_the_text_ends_with_the_verdict(
+    verification: Verification, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show(verification)
+    text = capsys.readouterr().out
     assert verification.summary in text
     if verification is BROKEN:
         assert f"broken promise [bit-exact]: {Promise.BIT_EXACT.value}" in text
