@@ -27,13 +27,18 @@ WEIGHTS, KV = (1024, 1024), (4, 1024, 1024)
 SHARD_BYTES, KV_BYTES = 4 << 20, 16 << 20
 
 
+def say(text: str) -> None:
+    """Write a line at once, because the ranks share the pipe."""
+    sys.stdout.write(f"{text}\n")
+
+
 def drive(group: TorchDistributedGroup, ranks: int) -> bool:
     """Sleep, wake, release the KV cache; tell whether each step did what it should."""
     orchestrator = Orchestrator(group)
     slept = orchestrator.sleep()
     if group.rank == 0:
         for number, rank in slept.steps[0].ranks.items():
-            print(f"rank {number} gave back {rank.released_bytes >> 20} MiB")
+            say(f"rank {number} gave back {rank.released_bytes >> 20} MiB")
     right = slept.released_bytes == ranks * (SHARD_BYTES + KV_BYTES)
     right &= orchestrator.wake_up().serving
     right &= orchestrator.release_kv_cache().released_bytes == ranks * KV_BYTES
@@ -64,7 +69,7 @@ def main() -> int:
         group.serve()
     right &= weights.sum().item() == expected
     right &= not kv_cache.any().item()
-    print(f"rank {group.rank}: {'right' if right else 'WRONG'}")
+    say(f"rank {group.rank}: {'right' if right else 'WRONG'}")
     distributed.destroy_process_group()
     return 0 if right else 1
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from sleepbackends.cli import app
-from sleepbackends.cli.terminal import Live, live, say, say_markdown, say_table
+from sleepbackends.cli.terminal import Cell, Live, live, say, say_markdown, say_table
 
 ROOT = Path(__file__).parents[2]
 HIDE = "import sys; sys.modules['rich'] = None\n"
@@ -133,7 +133,7 @@ def test_no_colour_where_none_is_wanted(hide: str) -> None:
 
 
 def test_columns_are_aligned_whatever_their_style(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [[("a", "green"), "1\n22", "x"], ["long", ("", "dim"), "y z"]]
+    rows: list[list[Cell]] = [[("a", "green"), "1\n22", "x"], ["long", ("", "dim"), "y z"]]
     say_table(rows, ("", "n", "what"))
     assert capsys.readouterr().out.splitlines() == [
         "      n   what",
@@ -176,7 +176,8 @@ def test_help_says_everything(name: str | None) -> None:
     said = " ".join(done.output.split())
     assert " ".join((command.help or "").split()) in said
     for parameter in command.params:
-        assert (parameter.opts[0] if isinstance(parameter, click.Option) else name) in said
+        is_option = isinstance(parameter, click.Option)
+        assert (parameter.opts[0] if is_option else parameter.human_readable_name) in said
         meaning = getattr(parameter, "help", None) or getattr(parameter, "meaning", None)
         assert meaning, f"{parameter.name} is not explained"
         assert meaning in said

@@ -83,10 +83,5 @@ def test_the_metadata_says_what_a_user_looks_for(metadata: Message) -> None:
     assert metadata["Requires-Python"] == f">={PYTHONS[0]}"
     stated = [c.split(" :: ")[-1] for c in metadata.get_all("Classifier", [])]
     assert [version for version in stated if version in PYTHONS] == list(PYTHONS)
-    assert set(metadata.get_all("Provides-Extra", [])) >= {
-        "torch",
-        "cuda",
-        "server",
-        "rich",
-        "testing",
-    }
+    extras = {"torch", "cuda", "server", "rich", "testing"}
+    assert set(metadata.get_all("Provides-Extra", [])) >= extras
