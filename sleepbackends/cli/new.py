@@ -27,5 +27,5 @@ def new_package(name: str, directory: Path | None) -> None:
     for path in written:
         say(str(path), "dim")
     place = str(folder) if folder.is_absolute() else f"./{folder}"
-    say(f"\npip install --editable '{place}'")
+    say(f"\npip install --editable '{place}' 'sleepbackends[testing]'")
     say(f"sleepbackends verify {name}")

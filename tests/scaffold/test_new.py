@@ -146,5 +146,8 @@ def test_what_to_do_next_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["new", "acme"])
     assert done.exit_code == 0
-    assert "pip install --editable './acme'\nsleepbackends verify acme\n" in done.stdout
+    assert (
+        "pip install --editable './acme' 'sleepbackends[testing]'\nsleepbackends verify acme\n"
+        in done.stdout
+    )
     assert (tmp_path / "acme" / "acme" / "backend.py").exists()
