@@ -272,13 +272,16 @@ static int may_share(const Extent *e, int device) {
          e->state == USABLE && (!space->busy || e->born == space->begun);
 }
 
-/* An extent for small pieces grows with its tag, so that at most a quarter stands empty. */
+/* An extent for small pieces grows with what its tag holds, by a quarter of that. What stands empty does not
+ * count: an extent made during every transition, of which little is left, would be a quarter larger each time. */
 static size_t shared_size(size_t size, int device) {
-  size_t tag_bytes = 0;
-  for (size_t i = 0; i < n_extents; i++)
-    if (extents[i]->space == current_space && extents[i]->tag == current_tag && extents[i]->device == device)
-      tag_bytes += extents[i]->size;
-  size_t want = tag_bytes / 4 < MAX_SHARED ? tag_bytes / 4 : MAX_SHARED;
+  size_t live = 0;
+  for (size_t i = 0; i < n_extents; i++) {
+    const Extent *e = extents[i];
+    if (e->space != current_space || e->tag != current_tag || e->device != device) continue;
+    for (size_t p = 0; p < e->n_pieces; p++) live += e->pieces[p].size;
+  }
+  size_t want = live / 4 < MAX_SHARED ? live / 4 : MAX_SHARED;
   return driver_extent_size(device, want > size ? want : size);
 }
 

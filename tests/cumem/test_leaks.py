@@ -104,6 +104,7 @@ def test_nothing_is_left(
     churns = [Churn(backend, number, stop) for number in range(THREADS)]
     for churn in churns:
         churn.start()
+    largest = []
     for cycle in range(cycles):
         if cycle % 4 == 3:
             backend.discard(["scratch"])
@@ -116,9 +117,13 @@ def test_nothing_is_left(
         assert changed.read() == weights[changed]
         weights[changed] = source.randbytes(changed.size_bytes)
         changed.write(weights[changed])
+        extents = backend._space.extents()
+        largest.append(sum(extent.size_bytes for extent in extents))
     stop.set()
     for churn in churns:
         churn.end()
+    # Pieces of up to four granules that come and go, 12 and 48 of them at most.
+    assert max(largest) < 800 * GRANULE_BYTES, "it grew from one transition to the next"
     for memory, data in [*weights.items(), *(i for churn in churns for i in churn.awake.items())]:
         assert memory.read() == data
     for memory in weights:
