@@ -37,7 +37,7 @@ LAYERS = [
     {"testing", "pages"},
     {"examples", "demo", "bench", "verify", "scaffold"},
     {"cli"},
-    {"adapters"},
+    {"adapters", "__main__"},
 ]
 BACKENDS = {"host", "cumem", "xpu", "checkpoint"}
 

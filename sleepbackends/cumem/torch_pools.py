@@ -75,7 +75,7 @@ class CudaPools(TorchPools):
         self, torch: Any, tag: str, device: int, shared_as: tuple[int, int] | None
     ) -> Iterator[Any]:
         pool = self._shared.get((shared_as, tag, device)) if shared_as is not None else None
-        if pool is None or not pool.use_count():
+        if pool is None or not _is_used(pool):
             # Torch forgets the allocator of a pool that nobody uses.
             with self._pool(torch, device) as pool:
                 for name in {shared_as or pool.id, pool.id}:
@@ -89,6 +89,15 @@ class CudaPools(TorchPools):
             yield pool
         finally:
             torch._C._cuda_releasePool(device, pool.id)
+
+
+def _is_used(pool: Any) -> bool:
+    """Tell whether a graph holds a pool."""
+    try:
+        return bool(pool.use_count())
+    except RuntimeError:
+        # What torch 2.11 says of a pool that it has forgotten.
+        return False
 
 
 class _ExpandableSegments:

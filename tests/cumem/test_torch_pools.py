@@ -32,6 +32,8 @@ class Accounts:
                 accounts.holds[self.id] += 1
 
             def use_count(self) -> int:
+                if not accounts.holds[self.id]:
+                    raise RuntimeError("INTERNAL ASSERT FAILED: forgotten once nobody holds it")
                 return accounts.holds[self.id]
 
         self._C = SimpleNamespace(

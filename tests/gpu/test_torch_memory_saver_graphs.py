@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,9 +21,15 @@ def saver() -> Iterator[TorchMemorySaver]:
     saver.backend.close()
 
 
+@functools.cache
+def capture_stream() -> Any:
+    """Return the one stream of all captures: torch gives no stream the free memory of another."""
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+
 def graph_of(saver: TorchMemorySaver, step: Any, **arguments: Any) -> torch.cuda.CUDAGraph:
     """Capture a step that has run before."""
-    side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side = capture_stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):

@@ -29,10 +29,11 @@ def test_contents_and_addresses_survive(backend: CumemBackend, heavy_bytes: int)
     with backend.region("weights"):
         tensors = [pattern(size, seed) for seed, size in enumerate(sizes)]
     addresses = [tensor.data_ptr() for tensor in tensors]
-    for _ in range(3):
+    for number in range(3):
         awake_free = free_device_bytes()
         report = backend.suspend(1)
-        assert report.copied_bytes >= sum(sizes)
+        # Nothing changes after the first, so its copy is still good.
+        assert report.copied_bytes >= sum(sizes) if number == 0 else report.copied_bytes == 0
         assert backend.state().mapped_bytes == 0
         assert free_device_bytes() - awake_free > sum(sizes) - SLACK
         backend.resume()
