@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]  # Triton has no types
-def _add_one(given: Any, made: Any, count: Any, BLOCK: tl.constexpr) -> None:  # noqa: N803 - Triton's way
+# Triton has no types, and evaluates annotations as part of the kernel.
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _add_one(given, made, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def, unused-ignore]  # noqa: N803
     places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = places < count
     tl.store(made + places, tl.load(given + places, mask=inside) + 1, mask=inside)
