@@ -92,6 +92,12 @@ class CudaDriver:
         flag = attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
         return bool(self.call(self._cu.cuDeviceGetAttribute, flag, self._device(device)))
 
+    def pci_address(self, device: int) -> str:
+        """Return where a device is attached, as ``0000:3B:00.0``."""
+        room = 32
+        text: bytes = self.call(self._cu.cuDeviceGetPCIBusId, room, self._device(device))
+        return text.partition(b"\0")[0].decode()
+
     def architecture(self, device: int) -> int:
         """Return the compute capability of a device, as 90 for 9.0."""
         attribute, number = self._cu.CUdevice_attribute, self._device(device)

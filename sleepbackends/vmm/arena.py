@@ -17,6 +17,7 @@ import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import ClassVar
 
 from sleepbackends.errors import HostMemoryError, SleepBackendsError
@@ -24,6 +25,7 @@ from sleepbackends.host_limits import host_memory
 from sleepbackends.hostmemory import driver as host
 from sleepbackends.vmm.driver import Driver
 from sleepbackends.vmm.gaps import carve_all
+from sleepbackends.vmm.near import Near
 from sleepbackends.vmm.places import Retention, Slot
 from sleepbackends.vmm.segment import Chunk, Range, Segment
 from sleepbackends.vmm.touch import touch
@@ -60,6 +62,7 @@ class Arena:
 
     def __init__(self, driver: Driver, budget_bytes: int | None, retention: Retention) -> None:
         self._driver = driver
+        self._near = Near(driver)
         self._budget_bytes = budget_bytes
         self._retention = retention
         self._segments: list[Segment] = []
@@ -106,8 +109,12 @@ class Arena:
         with self._lock:
             self._check_room(size_bytes - sum(s.free_bytes for s in self._serving()))
 
-    def take(self, sizes: Sequence[int], *, at_ease: bool = False) -> list[Slot]:
+    def take(
+        self, sizes: Sequence[int], *, devices: Sequence[int] = (), at_ease: bool = False
+    ) -> list[Slot]:
         """Take slots of these sizes; what is missing is made ready in the background.
+
+        Where the machine has several NUMA nodes, each is near its device, as far as there is room.
 
         At ease, it is made ready only as it is asked for, in small steps; whoever takes
         something otherwise, be it nothing, is in a hurry for all of it.
@@ -118,19 +125,28 @@ class Arena:
             If the budget or the machine has not enough; nothing was taken.
         """
         self.trim(failed_only=True)
+        chunk_bytes = SMALL_CHUNK_BYTES if at_ease else CHUNK_BYTES
+        nodes = [self._near.node(device) for device in devices] or [None] * len(sizes)
+        slots = [Slot(()) for _ in sizes]
         with self._lock:
-            # Listed once: a segment may fail at any moment, and then the copies say so.
-            serving = self._serving()
-            missing = sum(sizes) - sum(segment.free_bytes for segment in serving)
-            if missing > 0:
-                self._check_room(missing)
-                chunk_bytes = SMALL_CHUNK_BYTES if at_ease else CHUNK_BYTES
-                serving.append(self._new_segment(host.round_up(missing), chunk_bytes))
-                self._segments.append(serving[-1])
+            before = len(self._segments)
+            try:
+                for node in dict.fromkeys(nodes):
+                    mine = [number for number, of in enumerate(nodes) if of == node]
+                    carved = self._carve([sizes[number] for number in mine], node, chunk_bytes)
+                    for number, ranges in zip(mine, carved, strict=True):
+                        slots[number].ranges = ranges
+            except BaseException:
+                for slot in slots:
+                    _empty(slot)
+                for segment in self._segments[before:]:
+                    self._drop(segment)
+                del self._segments[before:]
+                raise
             if not at_ease:
                 for segment in self._segments:
                     segment.begin()
-            return [Slot(ranges) for ranges in carve_all(serving, sizes, Range)]
+            return slots
 
     def writable(self, ranges: Sequence[Range]) -> list[Range]:
         """Return the ranges: nobody else reads them."""
@@ -139,9 +155,7 @@ class Arena:
     def give_back(self, slot: Slot) -> None:
         """Give a slot back; the memory is kept or given back as the policy says."""
         with self._lock:
-            for segment, offset, size_bytes in slot.ranges:
-                segment.give_back(offset, size_bytes)
-            slot.ranges = []
+            _empty(slot)
             idle = any(segment.is_empty for segment in self._segments)
         if idle and self._retention == "release":
             self._pinning.submit(self.trim)
@@ -171,6 +185,29 @@ class Arena:
     def _serving(self) -> list[Segment]:
         return [s for s in self._segments if s.free_bytes and not s.has_failed]
 
+    def _carve(self, sizes: Sequence[int], node: int | None, chunk_bytes: int) -> list[list[Range]]:
+        """Take ranges for each size on a node, or where there is no room there, anywhere."""
+        # Listed once: a segment may fail at any moment, and then the copies say so.
+        serving = sorted(self._serving(), key=lambda segment: segment.node != node)
+        near = [segment for segment in serving if segment.node == node]
+        try:
+            return self._carve_from(near, sizes, node, chunk_bytes)
+        except HostMemoryError:
+            if len(near) == len(serving):
+                raise
+            return self._carve_from(serving, sizes, node, chunk_bytes)
+
+    def _carve_from(
+        self, serving: list[Segment], sizes: Sequence[int], node: int | None, chunk_bytes: int
+    ) -> list[list[Range]]:
+        """Take ranges of some segments, and of a new one where they have too little."""
+        missing = sum(sizes) - sum(segment.free_bytes for segment in serving)
+        if missing > 0:
+            self._check_room(missing)
+            serving.append(self._new_segment(host.round_up(missing), chunk_bytes, node))
+            self._segments.append(serving[-1])
+        return carve_all(serving, sizes, Range)
+
     def _check_room(self, more: int) -> None:
         if more <= 0:
             return
@@ -193,18 +230,18 @@ class Arena:
                 hint="free host memory, raise that limit, or discard more tags",
             )
 
-    def _new_segment(self, size_bytes: int, chunk_bytes: int) -> Segment:
+    def _new_segment(self, size_bytes: int, chunk_bytes: int, node: int | None = None) -> Segment:
         address = host.reserve(size_bytes)
         try:
             host.map_memory(address, size_bytes)
         except BaseException:
             host.release(address, size_bytes)
             raise
-        return Segment(address, size_bytes, chunk_bytes, self._begin)
+        return Segment(address, size_bytes, chunk_bytes, partial(self._begin, node), node)
 
-    def _begin(self, address: int, size_bytes: int) -> Chunk:
+    def _begin(self, node: int | None, address: int, size_bytes: int) -> Chunk:
         self._start()
-        touched = self._touching.submit(touch, address, size_bytes)
+        touched = self._touching.submit(self._touch, node, address, size_bytes)
         # They are registered in this order, so the last one tells of all.
         self._last = self._pinning.submit(self._pin, touched, address, size_bytes)
         return Chunk(touched, self._last)
@@ -225,6 +262,10 @@ class Arena:
         except BaseException:
             together.abort()
             raise
+
+    def _touch(self, node: int | None, address: int, size_bytes: int) -> None:
+        self._near.go(node)
+        touch(address, size_bytes)
 
     def _pin(self, touched: Future[None], address: int, size_bytes: int) -> bool:
         touched.result()
@@ -250,6 +291,13 @@ class Arena:
             segment.chunks[number] = None
         host.release(segment.address, segment.size_bytes)
         return True
+
+
+def _empty(slot: Slot) -> None:
+    """Return all of a slot to its segments."""
+    for segment, offset, size_bytes in slot.ranges:
+        segment.give_back(offset, size_bytes)
+    slot.ranges = []
 
 
 def _is_unpinned(chunk: Chunk) -> bool:

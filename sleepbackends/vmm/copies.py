@@ -210,12 +210,13 @@ class Copies:
             self.drop(block)
         ranges = [live_ranges(block.extra.id) for block in new]
         sizes = [sum(self._round(size) for _, size in each) for each in ranges]
+        devices = [block.extra.device for block in new]
         try:
-            slots = self._store.take(sizes, at_ease=at_ease)
+            slots = self._store.take(sizes, devices=devices, at_ease=at_ease)
         except NoRoomError:
             if not self._evict(spare):
                 raise
-            slots = self._store.take(sizes, at_ease=at_ease)
+            slots = self._store.take(sizes, devices=devices, at_ease=at_ease)
         for block, live, slot in zip(new, ranges, slots, strict=True):
             self._copies[block.address] = HostCopy(block.extra, live, slot, self._store)
 

@@ -77,8 +77,10 @@ class DiskStore:
         with self._lock:
             self._check_room(size_bytes - self._free_bytes())
 
-    def take(self, sizes: Sequence[int], *, at_ease: bool = False) -> list[Slot]:
-        """Take slots of these sizes; what is missing is one more file, at ease or not.
+    def take(
+        self, sizes: Sequence[int], *, devices: Sequence[int] = (), at_ease: bool = False
+    ) -> list[Slot]:
+        """Take slots of these sizes; what is missing is one more file, whatever it is for.
 
         Raises
         ------

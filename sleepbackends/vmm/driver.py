@@ -101,6 +101,16 @@ class Driver(Protocol):
         """How many devices this process sees."""
         ...
 
+    def pci_address(self, device: int) -> str | None:
+        """Return where a device is attached, as ``0000:3b:00.0``; None if that is not known.
+
+        Raises
+        ------
+        MechanismError
+            If the driver failed.
+        """
+        ...
+
     def lane(self, device: int, use: LaneUse) -> Lane:
         """Return the lane of a device for one kind of our work; always the same."""
         ...

@@ -176,8 +176,10 @@ class Store(Protocol):
         """
         ...
 
-    def take(self, sizes: Sequence[int], *, at_ease: bool = False) -> list[Slot]:
-        """Take slots of these sizes, multiples of ``unit_bytes``.
+    def take(
+        self, sizes: Sequence[int], *, devices: Sequence[int] = (), at_ease: bool = False
+    ) -> list[Slot]:
+        """Take slots of these sizes, multiples of ``unit_bytes``, each for a device's bytes.
 
         At ease, the engine is not to notice how they are made ready, and it may take time.
 

@@ -35,6 +35,8 @@ class Segment(Gaps):
         The size of the chunks, but for the last.
     begin : callable
         Has the memory at an address made ready, so many bytes of it.
+    node : int, optional
+        The NUMA node it is to be on; None if any will do.
     """
 
     def __init__(
@@ -43,10 +45,12 @@ class Segment(Gaps):
         size_bytes: int,
         chunk_bytes: int,
         begin: Callable[[int, int], Chunk],
+        node: int | None = None,
     ) -> None:
         super().__init__(size_bytes)
         self.address = address
         self.chunk_bytes = chunk_bytes
+        self.node = node
         self.chunks: list[Chunk | None] = [None] * -(-size_bytes // chunk_bytes)
         self.has_failed = False
         """Whether there was no memory for one of its chunks: it serves nobody any more."""

@@ -97,6 +97,9 @@ class XpuDriver:
         """How many devices this process sees."""
         return len(self._devices)
 
+    def pci_address(self, device: int) -> None:
+        """Return None: Level Zero is not asked for it."""
+
     def device(self, device: int) -> Device:
         """Return what is known of a device."""
         return self._devices[device]
