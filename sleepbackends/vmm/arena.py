@@ -2,8 +2,9 @@
 
 First touch and registration cost more than the copy itself when they come first (16 GiB: 0.35
 and 0.4 s against 0.3 s). So a segment is one mapping with huge pages, made ready chunk by chunk:
-many threads touch, one registers what was touched, because the driver lets only one thread do
-that anyway, and a copy into a chunk is queued as soon as that chunk is ready.
+many threads touch, and whoever copies registers a chunk and queues the copies into it. The driver
+lets one thread in at a time: another one that registered would have each copy wait for a
+chunk of its own.
 
 A chunk that the driver refuses to pin is used all the same: copies to and from it then go
 through the buffers of ``ring``, or if not even those are pinned, through the driver's own,
@@ -27,7 +28,7 @@ from sleepbackends.vmm.driver import Driver
 from sleepbackends.vmm.gaps import carve_all
 from sleepbackends.vmm.near import Near
 from sleepbackends.vmm.places import Retention, Slot
-from sleepbackends.vmm.segment import Chunk, Range, Segment
+from sleepbackends.vmm.segment import Range, Segment
 from sleepbackends.vmm.touch import touch
 
 logger = logging.getLogger(__name__)
@@ -68,24 +69,13 @@ class Arena:
         self._segments: list[Segment] = []
         self._leaving: list[Segment] = []
         self._lock = threading.Lock()
-        self._touching = ThreadPoolExecutor(THREADS, "sleepbackends-touch")
-        self._pinning = ThreadPoolExecutor(1, "sleepbackends-pin")
+        self._workers = ThreadPoolExecutor(THREADS, "sleepbackends-arena")
         self._are_started = False
-        self._last: Future[bool] | None = None
 
     @property
     def retains(self) -> bool:
         """Whether memory is kept that is not needed now."""
         return self._retention == "retain"
-
-    @property
-    def is_getting_ready(self) -> bool:
-        """Whether memory is being registered, during which other driver calls take turns with it.
-
-        On an H200's host, unmapping 16 GiB beside it took 0.1 s instead of 0.015 s.
-        """
-        last = self._last
-        return last is not None and not last.done()
 
     @property
     def held_bytes(self) -> int:
@@ -112,7 +102,7 @@ class Arena:
     def take(
         self, sizes: Sequence[int], *, devices: Sequence[int] = (), at_ease: bool = False
     ) -> list[Slot]:
-        """Take slots of these sizes; what is missing is made ready in the background.
+        """Take slots of these sizes; what is missing is touched in the background.
 
         Where the machine has several NUMA nodes, each is near its device, as far as there is room.
 
@@ -158,7 +148,7 @@ class Arena:
             _empty(slot)
             idle = any(segment.is_empty for segment in self._segments)
         if idle and self._retention == "release":
-            self._pinning.submit(self.trim)
+            self._workers.submit(self.trim)
         elif idle and self._retention == "none":
             self.trim()
 
@@ -176,8 +166,7 @@ class Arena:
 
     def close(self) -> None:
         """Give everything back. Repeating the call does nothing."""
-        self._touching.shutdown(wait=True)
-        self._pinning.shutdown(wait=True)
+        self._workers.shutdown(wait=True)
         with self._lock:
             segments, self._segments = self._segments, []
         self._segments = [segment for segment in segments if not self._drop(segment)]
@@ -237,14 +226,12 @@ class Arena:
         except BaseException:
             host.release(address, size_bytes)
             raise
-        return Segment(address, size_bytes, chunk_bytes, partial(self._begin, node), node)
+        touch = partial(self._begin_touching, node)
+        return Segment(address, size_bytes, chunk_bytes, touch, self._pin, node)
 
-    def _begin(self, node: int | None, address: int, size_bytes: int) -> Chunk:
+    def _begin_touching(self, node: int | None, address: int, size_bytes: int) -> Future[None]:
         self._start()
-        touched = self._touching.submit(self._touch, node, address, size_bytes)
-        # They are registered in this order, so the last one tells of all.
-        self._last = self._pinning.submit(self._pin, touched, address, size_bytes)
-        return Chunk(touched, self._last)
+        return self._workers.submit(self._touch, node, address, size_bytes)
 
     def _start(self) -> None:
         """Have all threads before the first touches memory: they need some themselves.
@@ -257,7 +244,7 @@ class Arena:
         together = threading.Barrier(THREADS + 1)
         try:
             for _ in range(THREADS):
-                self._touching.submit(together.wait)
+                self._workers.submit(together.wait)
             together.wait()
         except BaseException:
             together.abort()
@@ -267,8 +254,7 @@ class Arena:
         self._near.go(node)
         touch(address, size_bytes)
 
-    def _pin(self, touched: Future[None], address: int, size_bytes: int) -> bool:
-        touched.result()
+    def _pin(self, address: int, size_bytes: int) -> bool:
         try:
             self._driver.pin(address, size_bytes)
         except HostMemoryError as error:
@@ -280,15 +266,19 @@ class Arena:
         """Unpin and unmap a segment; tell whether that worked, else it can be tried again."""
         if segment.views:
             return False
-        for number, chunk in enumerate(segment.chunks):
-            if chunk is None or _is_unpinned(chunk):
+        for number, touched in enumerate(segment.touched):
+            if touched is not None and touched.cancel():
+                segment.touched[number] = None
+            elif touched is not None:
+                wait([touched])
+            if not segment.pinned.get(number):
                 continue
             try:
-                self._driver.unpin(segment.address + number * segment.chunk_bytes)
+                self._driver.unpin(segment.address_of(number))
             except SleepBackendsError:
                 logger.exception("%d bytes of host memory stay pinned", segment.size_bytes)
                 return False
-            segment.chunks[number] = None
+            del segment.pinned[number]
         host.release(segment.address, segment.size_bytes)
         return True
 
@@ -298,12 +288,3 @@ def _empty(slot: Slot) -> None:
     for segment, offset, size_bytes in slot.ranges:
         segment.give_back(offset, size_bytes)
     slot.ranges = []
-
-
-def _is_unpinned(chunk: Chunk) -> bool:
-    """Tell whether a chunk will never be pinned, once nobody is at it any more."""
-    if chunk.pinned.cancel():
-        if not chunk.touched.cancel():
-            wait([chunk.touched])
-        return True
-    return chunk.pinned.exception() is not None or not chunk.pinned.result()

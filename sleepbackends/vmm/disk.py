@@ -35,7 +35,6 @@ class DiskStore:
 
     unit_bytes: ClassVar[int] = UNIT_BYTES
     fingerprints_all: ClassVar[bool] = True
-    is_getting_ready: ClassVar[bool] = False
 
     def __init__(self, directory: Path, retention: Retention) -> None:
         self._directory = directory

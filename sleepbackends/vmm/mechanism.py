@@ -186,7 +186,6 @@ class VmmMechanism(BaseBackend[OptionsT]):
     ) -> Generator[Work[SubjectT], None, None]:
         return move(
             *(self._driver, self._ring, works, direction, self._all_queued, self._copies.unsettle),
-            hold_back=lambda: self._store.is_getting_ready,
         )
 
     def _all_queued(self) -> None:

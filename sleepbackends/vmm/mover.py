@@ -61,14 +61,12 @@ def move(
     on_queued: Callable[[], None] = lambda: None,
     on_unsettled: Callable[[int], None] = lambda device: None,
     use: LaneUse = "copy",
-    hold_back: Callable[[], bool] = lambda: False,
 ) -> Generator[Work[SubjectT], None, None]:
     """Copy, queued as work comes, and yield each work when its copies have landed.
 
     However this ends, no copy is under way afterwards, except on devices for which
     ``on_unsettled`` was called: waiting for those failed too. ``on_queued`` is called once
-    nothing but the loss of a device can keep the copies from being made. As long as
-    ``hold_back`` says so, work is queued but not handed back.
+    nothing but the loss of a device can keep the copies from being made.
 
     Raises
     ------
@@ -82,7 +80,7 @@ def move(
     lanes: dict[int, Lane] = {}
     try:
         get_lane = partial(driver.lane, use=use)
-        yield from _move(get_lane, ring, lanes, works, direction, on_queued, hold_back)
+        yield from _move(get_lane, ring, lanes, works, direction, on_queued)
     except BaseException as error:
         ring.settle()
         for device, lane in lanes.items():
@@ -101,7 +99,6 @@ def _move(
     works: Iterable[Work[SubjectT]],
     direction: Direction,
     on_queued: Callable[[], None],
-    hold_back: Callable[[], bool],
 ) -> Generator[Work[SubjectT], None, None]:
     queued = deque[_Group[SubjectT]]()
     open_groups: dict[int, _Group[SubjectT]] = {}
@@ -116,7 +113,7 @@ def _move(
         if group.size_bytes < GROUP_BYTES[direction]:
             continue
         queued.append(open_groups.pop(device).closed())
-        while queued and not hold_back() and queued[0].has_landed():
+        while queued and queued[0].has_landed():
             ring.check()
             yield from queued.popleft().works
     queued.extend(group.closed() for group in open_groups.values())

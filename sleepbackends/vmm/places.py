@@ -152,11 +152,6 @@ class Store(Protocol):
         ...
 
     @property
-    def is_getting_ready(self) -> bool:
-        """Whether room is being made ready, so that other calls of the driver would wait."""
-        ...
-
-    @property
     def held_bytes(self) -> int:
         """How much room is held now, used or not."""
         ...

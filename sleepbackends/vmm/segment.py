@@ -15,17 +15,11 @@ from sleepbackends.vmm.fingerprint import host_fingerprint
 from sleepbackends.vmm.gaps import Gaps
 
 
-class Chunk(NamedTuple):
-    """Two promises: that the memory is there, and then to tell whether it is pinned."""
-
-    touched: Future[None]
-    pinned: Future[bool]
-
-
 class Segment(Gaps):
-    """One mapping of host memory, in chunks that become ready one after another.
+    """One mapping of host memory, in chunks that are made ready one after another.
 
-    A chunk is None as long as nobody has asked for it.
+    A chunk is touched in the background once somebody begins it, and registered by whoever
+    first needs it.
 
     Parameters
     ----------
@@ -33,8 +27,10 @@ class Segment(Gaps):
         The mapping.
     chunk_bytes : int
         The size of the chunks, but for the last.
-    begin : callable
-        Has the memory at an address made ready, so many bytes of it.
+    touch : callable
+        Begins to put memory behind an address, so many bytes of it.
+    pin : callable
+        Registers them, and tells whether the driver agreed.
     node : int, optional
         The NUMA node it is to be on; None if any will do.
     """
@@ -44,53 +40,66 @@ class Segment(Gaps):
         address: int,
         size_bytes: int,
         chunk_bytes: int,
-        begin: Callable[[int, int], Chunk],
+        touch: Callable[[int, int], Future[None]],
+        pin: Callable[[int, int], bool],
         node: int | None = None,
     ) -> None:
         super().__init__(size_bytes)
         self.address = address
         self.chunk_bytes = chunk_bytes
         self.node = node
-        self.chunks: list[Chunk | None] = [None] * -(-size_bytes // chunk_bytes)
+        self.touched: list[Future[None] | None] = [None] * -(-size_bytes // chunk_bytes)
+        self.pinned: dict[int, bool] = {}
+        """Whether the driver agreed to pin a chunk, for those that it was asked for."""
         self.has_failed = False
         """Whether there was no memory for one of its chunks: it serves nobody any more."""
         self.views: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._pinned: dict[int, bool] = {}  # waiting for a promise takes long, even a kept one
-        self._begin = begin
-        self._lock = threading.Lock()
-
-    def chunk(self, number: int) -> Chunk:
-        """Return a chunk, which is begun now if it was not before."""
-        with self._lock:
-            chunk = self.chunks[number]
-            if chunk is None:
-                at = number * self.chunk_bytes
-                size_bytes = min(self.chunk_bytes, self.size_bytes - at)
-                chunk = self.chunks[number] = self._begin(self.address + at, size_bytes)
-                chunk.pinned.add_done_callback(self._note)
-            return chunk
+        self._touch = touch
+        self._pin = pin
+        self._beginning = threading.Lock()
+        self._pinning = threading.Lock()
 
     def is_pinned(self, number: int) -> bool:
-        """Wait until a chunk is ready, and tell whether it is pinned.
+        """Have a chunk ready, which may take a while, and tell whether it is pinned.
 
         Raises
         ------
         HostMemoryError
             If there is no memory for it.
         """
-        known = self._pinned.get(number)
-        if known is None:
-            known = self._pinned[number] = self.chunk(number).pinned.result()
-        return known
-
-    def _note(self, pinned: Future[bool]) -> None:
-        if not pinned.cancelled() and pinned.exception() is not None:
-            self.has_failed = True
+        known = self.pinned.get(number)
+        if known is not None:
+            return known
+        self._begin(number).result()
+        with self._pinning:
+            if number not in self.pinned:
+                self.pinned[number] = self._pin(*self._extent(number))
+            return self.pinned[number]
 
     def begin(self) -> None:
-        """Begin all chunks."""
-        while None in self.chunks:
-            self.chunk(self.chunks.index(None))
+        """Have all chunks touched in the background."""
+        while None in self.touched:
+            self._begin(self.touched.index(None))
+
+    def address_of(self, number: int) -> int:
+        """Return where a chunk begins."""
+        return self.address + number * self.chunk_bytes
+
+    def _extent(self, number: int) -> tuple[int, int]:
+        offset = number * self.chunk_bytes
+        return self.address + offset, min(self.chunk_bytes, self.size_bytes - offset)
+
+    def _begin(self, number: int) -> Future[None]:
+        with self._beginning:
+            touched = self.touched[number]
+            if touched is None:
+                touched = self.touched[number] = self._touch(*self._extent(number))
+                touched.add_done_callback(self._note)
+            return touched
+
+    def _note(self, touched: Future[None]) -> None:
+        if not touched.cancelled() and touched.exception() is not None:
+            self.has_failed = True
 
     @property
     def is_empty(self) -> bool:

@@ -18,7 +18,7 @@ from sleepbackends.vmm import arena
 from sleepbackends.vmm.arena import Arena
 from sleepbackends.vmm.driver import Driver
 from sleepbackends.vmm.places import Slot
-from sleepbackends.vmm.segment import Chunk, Range, Segment
+from sleepbackends.vmm.segment import Range, Segment
 from sleepbackends.vmm.shared import Shared, SharedStore
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,11 @@ class SharedSegment(Segment):
     """One mapped and pinned file, all of it taken at first."""
 
     def __init__(self, shared: Shared) -> None:
-        super().__init__(shared.address, shared.size_bytes, shared.size_bytes, lambda *_: _PINNED)
+        size_bytes = shared.size_bytes
+        super().__init__(
+            shared.address, size_bytes, size_bytes, lambda *_: Future(), lambda *_: True
+        )
+        self.pinned[0] = True
         self.shared = shared
         self.carve(self.size_bytes)
 
@@ -172,8 +176,3 @@ class SharedArena(Arena):
 def is_shared(saved: object) -> bool:
     """Tell whether a range lies in a shared file."""
     return isinstance(saved, Range) and isinstance(saved.segment, SharedSegment)
-
-
-_PINNED = Chunk(Future(), Future())
-_PINNED.touched.set_result(None)
-_PINNED.pinned.set_result(True)

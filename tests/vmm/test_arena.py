@@ -6,6 +6,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -145,26 +146,58 @@ def test_at_ease_only_what_is_asked_for_is_made_ready(monkeypatch: pytest.Monkey
         arena.take([], at_ease=True)
         assert len(pins.pinned) == 1
         arena.take([])
-        wait_for(lambda: len(pins.pinned) == 9, "a hurry is for everything")
+        (segment,) = arena._segments
+        assert None not in segment.touched, "a hurry is for everything"
+        pieces(first)
         pieces(second)
+        assert len(pins.pinned) == 9
         arena.give_back(first)
         arena.give_back(second)
         assert arena.take([9 * PAGE], at_ease=True)
         assert len(pins.pinned) == 9, "it is ready already"
 
 
-def test_it_says_while_it_is_getting_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    may_go_on = threading.Event()
-    with opened() as (arena, _):
-        said = [arena.is_getting_ready]
-        with monkeypatch.context() as patch:
-            patch.setattr(module, "touch", lambda *_: may_go_on.wait(20))
-            (slot,) = arena.take([3 * CHUNK])
-            said.append(arena.is_getting_ready)
-            may_go_on.set()
-            pieces(slot)
-        said.append(arena.is_getting_ready)
-        assert said == [False, True, False]
+def test_whoever_copies_registers_once_the_memory_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of its own that registered would keep the one that queues copies waiting."""
+    registering: set[int] = set()
+    with opened() as (arena, pins):
+        driver: Any = pins
+        pin, may_go_on = pins.pin, threading.Event()
+        touched: list[int] = []
+
+        def touch(address: int, _: int) -> None:
+            may_go_on.wait(20)
+            touched.append(address)
+
+        def pin_here(address: int, size_bytes: int) -> None:
+            assert address in touched
+            registering.add(threading.get_ident())
+            pin(address, size_bytes)
+
+        monkeypatch.setattr(module, "touch", touch)
+        driver.pin = pin_here
+        (slot,) = arena.take([3 * CHUNK])
+        assert not pins.pinned
+        may_go_on.set()
+        assert len(pieces(slot)) == 3
+        assert len(pins.pinned) == 3
+        assert registering == {threading.get_ident()}
+
+
+def test_several_that_need_a_chunk_register_it_once() -> None:
+    with opened() as (arena, pins), ThreadPoolExecutor(4) as threads:
+        for _ in range(20):
+            (slot,) = arena.take([2 * CHUNK])
+            together = threading.Barrier(4)
+
+            def needs(_: int, slot: Slot = slot, together: threading.Barrier = together) -> int:
+                together.wait()
+                return sum(piece.pinned for piece in pieces(slot))
+
+            assert list(threads.map(needs, range(4))) == [2] * 4
+            arena.give_back(slot)
+            arena.trim()
+        assert not pins.pinned
 
 
 def test_what_was_never_asked_for_goes_again() -> None:
@@ -289,7 +322,7 @@ def test_retention(retention: Retention) -> None:
         (slot,) = arena.take([CHUNK])
         ranges(slot)
         arena.give_back(slot)
-        arena._pinning.shutdown(wait=True)
+        arena._workers.shutdown(wait=True)
         expected = CHUNK if retention == "retain" else 0
         assert arena.held_bytes == expected
         assert sum(pins.pinned.values()) == expected

@@ -120,22 +120,3 @@ def test_work_without_copies_is_handed_back_without_an_event(
     moved = move(fake, Ring(fake), [*clean, work(1000, 0), work(2000, 0)], "down")
     assert [each.subject for each in moved] == [0, 1, 2, 3, 1000, 2000]
     assert [entry[0] for entry in fake.log] == ["down", "down", "event", "landed"]
-
-
-def test_what_has_landed_can_be_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mover, "GROUP_BYTES", {"down": 100, "up": 100})
-    fake: Any = FakeDriver()
-    taken: list[int] = []
-
-    def works() -> Iterable[Work[int]]:
-        for number in range(6):
-            taken.append(number)
-            yield Work(0, (), 100, number)
-
-    moved = move(fake, Ring(fake), works(), "down", hold_back=lambda: len(taken) < 4)
-    assert next(moved).subject == 0
-    assert taken == [0, 1, 2, 3], "nothing was handed back before"
-    assert [each.subject for each in moved] == [1, 2, 3, 4, 5]
-    taken.clear()
-    always = move(fake, Ring(fake), works(), "down", hold_back=lambda: True)
-    assert [each.subject for each in always] == list(range(6)), "at the end all the same"
