@@ -6,37 +6,21 @@ import json
 import os
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from benchmarks import vllm_faults, vllm_unchosen
 from benchmarks.vllm_engine import ENVIRONMENT as ALONE
-from sleepbackends.adapters.vllm.versions import SUPPORTED, find
 from sleepbackends.checkpoint.backend import CheckpointBackend
+
+from .vllm_model import obstacle, save_model
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 540.0
 
 ENVIRONMENT = {**ALONE, "SLEEPBACKENDS_BACKEND": "cumem", "SLEEPBACKENDS_VLLM": "1"}
-
-
-def obstacle() -> str:
-    if find_spec("vllm") is None:
-        return "vLLM is not installed"
-    try:
-        installed = version("vllm")
-    except PackageNotFoundError:  # unpacked without its metadata
-        import vllm
-
-        installed = str(vllm.__version__)
-    if find(installed) is None:
-        return f"vLLM {installed} is none of those supported: {', '.join(SUPPORTED)}"
-    return ""
 
 
 pytestmark = [
@@ -47,28 +31,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama with random weights, large enough for the tokens to depend on them."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    folder = tmp_path_factory.mktemp("model")
-    config = LlamaConfig(
-        vocab_size=512,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=512,
-        initializer_range=0.05,
-        tie_word_embeddings=False,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    torch.manual_seed(7)
-    model: Any = LlamaForCausalLM(config)
-    model.to(torch.bfloat16).save_pretrained(folder)
-    return folder
+    return save_model(tmp_path_factory.mktemp("model"))
 
 
 def run(model: Path, scenario: str, **env: str) -> dict[str, Any]:
