@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
-from types import TracebackType
 
 from sleepbackends.bench.request import Spec
 from sleepbackends.bench.rows import Row
 from sleepbackends.bench.tables import seconds_text
-from sleepbackends.cli.terminal import Cell, live
+from sleepbackends.cli.terminal import Cell, Screen, live
 
 _HEAD: list[Cell] = ["", ("last s", "dim"), ("median s", "dim"), ("rows", "dim")]
 
 
-class BenchScreen:
+class BenchScreen(Screen):
     """Shows on standard error what is being measured, and what came out of it.
 
     There is a line when a process begins and one for each case when it has ended. Where
@@ -24,20 +23,8 @@ class BenchScreen:
     def __init__(self) -> None:
         self._seconds: dict[str, list[float]] = {}
         self._number = self._count = 0
-        self._live = live(err=True, below=self.figures)
-
-    def __enter__(self) -> BenchScreen:
+        super().__init__(live(err=True, below=self.figures))
         self._live.update("looking at the machine", 0, None)
-        self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._live.stop()
 
     def begin(self, spec: Spec, number: int, count: int) -> None:
         """Show what is being measured."""

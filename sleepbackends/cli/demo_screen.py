@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from sleepbackends import ReleaseStrategy, control
 from sleepbackends.cli.output import format_bytes
-from sleepbackends.cli.terminal import Live, live
+from sleepbackends.cli.terminal import Live, Screen, live
 from sleepbackends.demo.steps import PlannedRelease, Step
 from sleepbackends.selection import Selection
 
 
-class DemoScreen:
+class DemoScreen(Screen):
     """Shows each step as it ends, and a progress bar meanwhile.
 
     Parameters
@@ -25,19 +24,7 @@ class DemoScreen:
 
     def __init__(self, *, silent: bool) -> None:
         self._silent = silent
-        self._live = Live(err=False) if silent else live(amount=format_bytes)
-
-    def __enter__(self) -> DemoScreen:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._live.stop()
+        super().__init__(Live(err=False) if silent else live(amount=format_bytes))
 
     def announce_weights(self, path: Path) -> None:
         """Say that weights are created, because nothing moves meanwhile."""

@@ -11,11 +11,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import zip_longest
+from typing import TypeVar
 
 import click
 
 Cell = str | tuple[str, str]
 """A text, or a text and its style: ``bold``, ``dim``, or the name of a colour."""
+
+ScreenT = TypeVar("ScreenT", bound="Screen")
 
 
 def say(text: str, style: str = "", *, err: bool = False) -> None:
@@ -99,6 +102,26 @@ def live(
     from sleepbackends.cli import rich_terminal
 
     return rich_terminal.RichLive(err, amount, below)
+
+
+class Screen:
+    """Something that is shown live for as long as its scope lasts.
+
+    Parameters
+    ----------
+    shown : Live
+        What shows it.
+    """
+
+    def __init__(self, shown: Live) -> None:
+        self._live = shown
+
+    def __enter__(self: ScreenT) -> ScreenT:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
 
 
 def has_rich(*, err: bool = False) -> bool:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 
-from sleepbackends.cli.terminal import Cell, live, say, say_table
+from sleepbackends.cli.terminal import Cell, Screen, live, say, say_table
 from sleepbackends.verify.results import Outcome, TestCase, TestResult, Verdict, Verification
 
 _STYLES = {Outcome.PASSED: "green", Outcome.FAILED: "red", Outcome.SKIPPED: "yellow"}
 _VERDICTS = {Verdict.KEPT: "green", Verdict.BROKEN: "red", Verdict.UNAVAILABLE: "yellow"}
 
 
-class VerifyScreen:
+class VerifyScreen(Screen):
     """Shows on standard error which test runs, and each that fails as soon as it has.
 
     Where progress can be shown, a bar shows how far it is.
@@ -23,20 +22,8 @@ class VerifyScreen:
         self._at = ""
         self._part = ""
         self._of_part: dict[str, str] = {}
-        self._live = live(err=True, below=self._numbers)
-
-    def __enter__(self) -> VerifyScreen:
+        super().__init__(live(err=True, below=self._numbers))
         self._live.update("starting", 0, None)
-        self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._live.stop()
 
     def collected(self, cases: Sequence[TestCase]) -> None:
         """Learn how much there is to do."""
