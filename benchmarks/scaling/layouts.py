@@ -204,18 +204,20 @@ def actors(spec: Spec) -> Iterator[Ranks]:
     from sleepbackends.ranks import RayGroup
 
     gpus = 1 if spec.on_gpus else 0
-    ray.init(
-        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
-        num_cpus=spec.ranks,
-        num_gpus=gpus * spec.ranks,
-        include_dashboard=False,
-        log_to_driver=False,
-    )
+    started_here = not ray.is_initialized()
+    if started_here:
+        ray.init(
+            runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
+            num_cpus=spec.ranks,
+            num_gpus=gpus * spec.ranks,
+            include_dashboard=False,
+            log_to_driver=False,
+        )
+    make: Any = ray.remote  # its types know nothing of concurrency groups
+    place = make(num_cpus=0, num_gpus=gpus, concurrency_groups={"sleepbackends": 4})
+    actor = place(_actor_class(ray))
+    made = [actor.remote(spec, rank) for rank in range(spec.ranks)]
     try:
-        make: Any = ray.remote  # its types know nothing of concurrency groups
-        place = make(num_cpus=0, num_gpus=gpus, concurrency_groups={"sleepbackends": 4})
-        actor = place(_actor_class(ray))
-        made = [actor.remote(spec, rank) for rank in range(spec.ranks)]
         group = RayGroup(made, timeout_s=spec.timeout_s, grace_s=GRACE_S)
 
         def ask(ranks: Sequence[int], what: str, arguments: Sequence[Any]) -> list[Any]:
@@ -225,7 +227,10 @@ def actors(spec: Spec) -> Iterator[Ranks]:
         yield Ranks(group, spec.ranks, ask, in_processes=True)
         group.close()
     finally:
-        ray.shutdown()
+        for each in made:
+            ray.kill(each)
+        if started_here:
+            ray.shutdown()
 
 
 def _actor_class(ray: Any) -> type:

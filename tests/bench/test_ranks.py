@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from contextlib import closing
+
 import pytest
 
 from benchmarks import ranks
 from benchmarks.ranks import VERBS
+from sleepbackends.ranks import InProcessGroup
 
 
 def best(count: int, rounds: int) -> float:
@@ -21,6 +26,37 @@ def test_64_ranks_add_less_than_50_ms_and_512_about_as_much_each() -> None:
     assert many < 2 * 512, "a millisecond each, and as much for what else is at work here"
     # Eight times as many: what grew with the square of their number would be at eight.
     assert many / 512 < 6 * max(some, 15) / 64
+
+
+def calls_per_rank(count: int) -> float:
+    """Python functions that are called, in all threads, for one of each verb."""
+    called = 0
+
+    def profile(_frame: object, event: str, _argument: object) -> None:
+        nonlocal called
+        called += event == "call"
+
+    backends = ranks.make_ranks("simulated", count, latency_s=0.0)
+    with closing(InProcessGroup(backends)) as group:
+        group.suspend(1)
+        group.resume()
+        threading.setprofile(profile)
+        sys.setprofile(profile)
+        try:
+            group.suspend(1)
+            group.resume()
+            group.discard(["kv_cache"])
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+    return called / count
+
+
+def test_the_work_for_a_rank_does_not_grow_with_their_number() -> None:
+    """Counted, not timed: whatever else is at work on the machine changes nothing."""
+    few, many = calls_per_rank(32), calls_per_rank(256)
+    assert few > 100, "the ranks' own threads were not counted"
+    assert many < 1.05 * few
 
 
 def test_the_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,17 @@ from sleepbackends import (
 )
 from sleepbackends.ranks import TorchDistributedGroup
 from sleepbackends.testing import FakeEngine
-from tests.ranks.parts import CONTENTS, SIZE, TAGS, Parts, alike, check_fault, each_fault, host
+from tests.ranks.parts import (
+    CONTENTS,
+    DEADLINE_S,
+    SIZE,
+    TAGS,
+    Parts,
+    alike,
+    check_fault,
+    each_fault,
+    host,
+)
 
 LIMITS: dict[str, Any] = {"timeout_s": 30.0, "grace_s": 5.0}
 COUNT = int(sys.argv[2])
@@ -55,18 +65,19 @@ def gathered(value: Any) -> list[Any]:
     return everybody
 
 
-def fault_on_rank_one(part: Parts) -> Callable[[dict[str, Any]], int]:
+def faults_on(rank: int) -> Callable[[dict[str, Any]], int]:
     def break_at(faults: dict[str, Any]) -> int:
-        told(faults)
-        return int(gathered(0)[1])
+        told((rank, faults))
+        return int(gathered(0)[rank])
 
     return break_at
 
 
 def obey(part: Parts) -> None:
     """Break steps as rank 0 says, until it says nothing more."""
-    while (faults := told()) is not None:
-        gathered(part.break_at(faults) if RANK == 1 else 0)
+    while (order := told()) is not None:
+        rank, faults = order
+        gathered(part.break_at(faults) if rank == RANK else 0)
 
 
 def cycle(orchestrator: Orchestrator, part: Parts, sleepers: int = COUNT) -> None:
@@ -99,7 +110,7 @@ def driver(part: Parts) -> None:
     cycle(Orchestrator(group, hooks=engine.hooks()), part)
     assert engine.named() == ["quiesce", "drop_caches", "unquiesce"] * 2
     for verb, step, call in each_fault():
-        check_fault(group, verb, step, call, fault_on_rank_one(part))
+        check_fault(group, verb, step, call, faults_on(1))
     told(None)
     assert part.holds("weights")
     group.close()
@@ -138,6 +149,38 @@ def spmd(part: Parts) -> None:
     distributed.barrier()
     cycle(orchestrator, part)
     orchestrator.close()
+
+
+def eight(part: Parts) -> None:
+    """One rank of eight fails at every step; at last one is killed while all save."""
+    group = TorchDistributedGroup(part.backend, **LIMITS)
+    if RANK:
+        obey(part)
+        if RANK == 7:
+            kill_on_save(part)
+        group.serve()
+        return
+    for number, (verb, step, call) in enumerate(each_fault()):
+        rank = 1 + number % 7
+        check_fault(group, verb, step, call, faults_on(rank), rank)
+    told(None)
+    started = time.monotonic()
+    try:
+        group.suspend(1, control=Control(timeout_s=DEADLINE_S))
+    except RankLostError as error:
+        assert error.ranks == (7,)
+        assert not error.report.changed
+    else:
+        raise AssertionError("rank 7 has died")
+    assert time.monotonic() - started < DEADLINE_S
+    assert set(group.state().ranks) == set(range(7))
+    assert not group.state().asleep_tags(), "all that live are awake"
+    group.forget_lost()
+    group.suspend(1)
+    assert group.state().mapped_bytes == 0
+    group.resume()
+    assert part.holds("weights")
+    group.close()
 
 
 def kill_on_save(part: Parts) -> None:
@@ -250,7 +293,7 @@ def play(rank: int) -> None:
     scenarios = sys.argv[1].split(",")
     for name in scenarios:
         globals()[name](host(RANK))
-    if "died" not in scenarios:
+    if not {"died", "eight"} & set(scenarios):
         distributed.barrier()
         distributed.destroy_process_group()
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from sleepbackends import BackendState, SleepBackendsError
+from sleepbackends import BackendState, Control, SleepBackendsError
 from sleepbackends.host.backend import HostBackend
 from sleepbackends.ranks import RankGroup
 from sleepbackends.testing import FaultInjector, SimulatedBackend
@@ -19,13 +20,13 @@ CONTENTS = ("weights", "lora")
 class Parts:
     """A backend with two blocks of every tag, whose bytes depend on the rank."""
 
-    def __init__(self, backend: Any, rank: int) -> None:
+    def __init__(self, backend: Any, rank: int, device: int | None = None) -> None:
         self.backend = backend
         self.rank = rank
         self.blocks: dict[str, list[Any]] = {}
         self._faults: FaultInjector | None = None
         for tag in TAGS:
-            with backend.region(tag) as region:
+            with backend.region(tag, *([] if device is None else [device])) as region:
                 self.blocks[tag] = [region.buffer(SIZE) for _ in range(2)]
         for tag in TAGS:
             self.fill(tag)
@@ -113,10 +114,15 @@ UNDONE |= {("discard", "synchronize", 0)}
 
 
 def verbs(group: RankGroup) -> dict[str, Callable[[], Any]]:
+    """The calls in which a rank fails."""
+
+    def limit() -> Control:
+        return Control(timeout_s=DEADLINE_S)
+
     return {
-        "suspend": lambda: group.suspend(1),
-        "resume": group.resume,
-        "discard": lambda: group.discard(["kv_cache"]),
+        "suspend": lambda: group.suspend(1, control=limit()),
+        "resume": lambda: group.resume(control=limit()),
+        "discard": lambda: group.discard(["kv_cache"], control=limit()),
     }
 
 
@@ -126,11 +132,22 @@ def each_fault() -> Iterator[tuple[str, str, int]]:
             yield verb, step, call
 
 
+DEADLINE_S = 20.0
+"""Of a call in which a rank fails."""
+
+
 def check_fault(
-    group: RankGroup, verb: str, step: str, call: int, break_at: Callable[[dict[str, Any]], int]
+    group: RankGroup,
+    verb: str,
+    step: str,
+    call: int,
+    break_at: Callable[[dict[str, Any]], int],
+    rank: int = 1,
+    undone: Collection[tuple[str, str, int]] = frozenset(UNDONE),
 ) -> None:
     """Have one rank fail at a step; all are as before, or the error says where they differ.
 
+    Whatever fails of a suspend, all are awake, and whatever fails of a resume, all are asleep.
     Afterwards the same call succeeds, and everything is awake again.
     """
     if verb == "resume":
@@ -138,21 +155,24 @@ def check_fault(
     before = residencies(group.state())
     break_at({step: [call]})
     error = None
+    started = time.monotonic()
     try:
         verbs(group)[verb]()
     except SleepBackendsError as raised:
         error = raised
     what = f"{verb}, {step} {call}: {error!r}"
+    assert time.monotonic() - started < DEADLINE_S, what
     assert break_at({}) == 1, f"the fault came nowhere: {what}"
     assert error is not None, what
-    assert "rank 1: " in error.message, what
+    assert f"rank {rank}: " in error.message, what
     group.refresh()
     after = residencies(group.state())
-    if (verb, step, call) in UNDONE:
+    if (verb, step, call) in undone:
         assert after == before, what
         assert not error.report.changed, what
     else:
         assert error.report.changed, what
+        assert verb != "resume", what
         assert error.report.ranks.keys() == after.keys(), what
         for number, report in error.report.ranks.items():
             told = {
@@ -160,6 +180,8 @@ def check_fault(
                 for name, c in report.tags.items()
             }
             assert told == {name: after[number][name] for name in told}, what
+    if verb == "suspend":
+        assert not group.state().asleep_tags(), what
     for name in TAGS:
         if len({tags[name] for tags in after.values()}) > 1:
             assert f"{name!r} is " in error.message, what

@@ -18,9 +18,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.scaling.cases import CASES
+from benchmarks.scaling.spec import Spec
 from sleepbackends import Control, Orchestrator, RankLostError, RequestError, TransitionTimeoutError
 from sleepbackends.ranks import RayGroup
 from sleepbackends.testing import FakeEngine
+from tests.bench.scaling import check_rows, measured
 from tests.ranks.parts import SIZE, alike, check_fault, each_fault
 
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'sleepbackends[ray]'")
@@ -111,6 +114,13 @@ def test_the_example_runs(cluster: None, capsys: pytest.CaptureFixture[str]) -> 
     assert runpy.run_path(str(EXAMPLE))["main"]() == 0
     said = capsys.readouterr().out.splitlines()
     assert {"rank 0 gave back 48 MiB", "rank 1 gave back 48 MiB", "right"} <= set(said)
+
+
+def test_the_benchmark_of_many_gpus_runs_in_actors(cluster: None) -> None:
+    spec = Spec("ray", "host", 2, 0.002, 0.001, 0.5, rounds=2)
+    rows, found = measured(spec)
+    check_rows(rows, spec, CASES.keys() - {"staged"})
+    assert len({rank["pid"] for rank in found["ranks"]} | {os.getpid()}) == 3
 
 
 def test_an_actor_that_is_killed_is_named_and_the_other_is_usable(workers: list[Any]) -> None:

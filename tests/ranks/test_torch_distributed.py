@@ -54,6 +54,12 @@ def test_a_rank_that_is_killed_is_named_and_the_others_are_usable(tmp_path: Path
     assert said == f"rank 1 is usable\nexit codes: [{killed}, 0, {killed}]\n"
 
 
+@needs_gloo
+def test_one_of_eight_processes_fails_at_every_step_and_is_killed(tmp_path: Path) -> None:
+    codes = [0] * 7 + [-signal.SIGKILL]
+    assert play("eight", 8, tmp_path) == f"exit codes: {codes}\n"
+
+
 def test_without_a_process_group_it_says_what_to_do() -> None:
     with pytest.raises(RequestError, match="no process group") as caught:
         TorchDistributedGroup(SimulatedBackend())
