@@ -15,7 +15,7 @@ from benchmarks.scaling import tables
 from benchmarks.scaling.cases import CASES
 from benchmarks.scaling.host import bytes_by_node, copy_rates
 from benchmarks.scaling.rank import RawWeights
-from benchmarks.scaling.spec import GIB, LAYOUTS, MIB, Row, Spec
+from benchmarks.scaling.spec import GIB, LAYOUTS, MIB, ROOT, Row, Spec
 from benchmarks.scaling.tables import Figures, limits
 from sleepbackends.errors import ContentsLostError
 from sleepbackends.host.backend import HostBackend
@@ -244,3 +244,13 @@ def test_host_memory_is_copied_by_every_node() -> None:
     rates = copy_rates(piece_bytes=10_000, times=2)
     assert rates
     assert all(rate > 0 for rate in rates.values())
+
+
+def test_the_page_names_what_the_script_names() -> None:
+    text = (ROOT / "docs/scale.md").read_text(encoding="utf-8")
+    for layout in LAYOUTS:
+        assert f"| `{layout}` | " in text
+    found = rows(0.64)
+    (first,) = [each for each in found if each.case == "first"]
+    for need in limits(Figures(found), first, {"all": 400.0}):
+        assert f"| {need.name} | " in text

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.scaling.cases import CASES
+from benchmarks.scaling.spec import Spec
 from sleepbackends.capabilities import IN_PROCESS, Capabilities
 from sleepbackends.checkpoint.backend import TAG, CheckpointBackend
 from sleepbackends.composite import CompositeBackend, combined
@@ -29,6 +31,7 @@ from sleepbackends.orchestrator import Orchestrator
 from sleepbackends.reports import TransitionReport
 from sleepbackends.residency import Residency
 from sleepbackends.testing import FakeEngine, SimulatedBackend
+from tests.bench.scaling import check_rows, measured
 from tests.checkpoint.conftest import MIB, SIZE
 from tests.native.fixtures import kernel_images, native_library, simulator
 from tests.simulators.cuda import SharedDevices, Simulator
@@ -305,3 +308,11 @@ def test_the_parts_are_there(both: Setup) -> None:
     assert both.backend.is_managed(both.weights)
     with pytest.raises(AttributeError):
         both.backend.nothing_of_this_name  # noqa: B018 - the access is the test
+
+
+def test_the_benchmark_of_many_gpus_measures_both(
+    devices: SharedDevices, simulator: Simulator
+) -> None:
+    spec = Spec("single", "cumem+checkpoint", 2, 0.002, 0.001, 0.5, rounds=2)
+    rows, _ = measured(spec)
+    check_rows(rows, spec, set(CASES))
