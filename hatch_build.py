@@ -41,7 +41,7 @@ NATIVE = [
         )
         for driver in ("cuda", "level_zero")
     ),
-    Native(("fingerprint.c", "touch.c"), "libsleepbackends_host.so", ("-O3",)),
+    Native(("fingerprint.c", "packing.c", "touch.c"), "libsleepbackends_host.so", ("-O3",)),
 ]
 
 

@@ -24,11 +24,13 @@ from sleepbackends.errors import (
     DeviceMemoryError,
     HostMemoryError,
     MechanismError,
+    RequestError,
     SleepBackendsError,
 )
-from sleepbackends.vmm.driver import DOING, Direction, LaneUse
+from sleepbackends.vmm.driver import DOING, Direction, Event, LaneUse
 from sleepbackends.vmm.driver_errors import native_error
 from sleepbackends.vmm.fingerprint import Pending, Span
+from sleepbackends.vmm.packing.protocol import Packing
 
 logger = logging.getLogger(__name__)
 
@@ -141,6 +143,10 @@ class CudaDriver:
     def fingerprint(self, device: int, spans: Sequence[Span]) -> Pending | None:
         """Queue the fingerprints of memory on a stream of their own; None if that cannot be."""
         return self.fingerprints.queue(device, spans)
+
+    def packing(self, device: int) -> Packing | None:
+        """Return what packs the memory of a device; None if that cannot be."""
+        return None
 
     def synchronize(self, device: int) -> None:
         """Wait for everything that anybody queued on the device."""
@@ -310,6 +316,14 @@ class CudaLane:
             self._driver.call(self._cu.cuEventRecord, event, self._stream)
         return marked
 
+    def wait_for(self, event: Event) -> None:
+        """Have whatever is queued from now on begin after an event."""
+        if not isinstance(event, CudaEvent):
+            raise RequestError("no event of this driver", hint="take one of its lanes' events")
+        self._check_open()
+        with self._driver.current(self._device):
+            self._driver.call(self._cu.cuStreamWaitEvent, self._stream, event.handle, 0)
+
     def wait(self) -> None:
         """Wait for everything queued so far."""
         if self._stream is None:
@@ -333,14 +347,14 @@ class CudaEvent:
     def __init__(self, driver: CudaDriver, device: int, event: Any, doing: str) -> None:
         self._driver = driver
         self._device = device
-        self._event = event
+        self.handle = event
         self._doing = doing
         self._cu = driver._cu
 
     def done(self) -> bool:
         """Tell whether the work before it has finished."""
         with self._driver.current(self._device):
-            (code,) = self._cu.cuEventQuery(self._event)
+            (code,) = self._cu.cuEventQuery(self.handle)
         if code == self._cu.CUresult.CUDA_ERROR_NOT_READY:
             return False
         self._driver.call(lambda: (code,), what=self._doing)
@@ -349,11 +363,11 @@ class CudaEvent:
     def wait(self) -> None:
         """Wait until the work before it has finished."""
         with self._driver.current(self._device):
-            self._driver.call(self._cu.cuEventSynchronize, self._event, what=self._doing)
+            self._driver.call(self._cu.cuEventSynchronize, self.handle, what=self._doing)
 
     def __del__(self) -> None:
         try:
             with self._driver.current(self._device):
-                self._cu.cuEventDestroy(self._event)
+                self._cu.cuEventDestroy(self.handle)
         except SleepBackendsError:
             logger.debug("an event of device %d stays", self._device, exc_info=True)

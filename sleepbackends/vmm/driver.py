@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from sleepbackends.vmm.fingerprint import Pending, Span
+    from sleepbackends.vmm.packing.protocol import Packing
 
 Direction = Literal["down", "up"]
 """From the device to the host, or back."""
 
-LaneUse = Literal["copy", "fill", "hash", "stage"]
-"""Filling and hashing go on beside copying, which leaves almost all of the device's memory
-speed; staging goes on beside the engine."""
+LaneUse = Literal["copy", "fill", "hash", "pack", "stage"]
+"""Filling, hashing and packing go on beside copying, which leaves almost all of the device's
+memory speed; staging goes on beside the engine."""
 
 DOING: dict[LaneUse, str] = {
     "copy": "copying",
     "fill": "filling",
     "hash": "hashing",
+    "pack": "packing",
     "stage": "staging",
 }
 """What a lane is for, in messages."""
@@ -82,6 +84,18 @@ class Lane(Protocol):
         """Mark this point of the lane."""
         ...
 
+    def wait_for(self, event: Event) -> None:
+        """Have whatever is queued from now on begin after an event of the same driver.
+
+        The event may be one of another lane, and given up before it is there.
+
+        Raises
+        ------
+        MechanismError
+            If the driver refuses.
+        """
+        ...
+
     def wait(self) -> None:
         """Wait for everything queued so far, letting other threads run.
 
@@ -130,6 +144,14 @@ class Driver(Protocol):
         spans : sequence of Span
             What to hash; mapped until the results are there. A span that is not ends the
             device's context.
+        """
+        ...
+
+    def packing(self, device: int) -> Packing | None:
+        """Return what packs the memory of a device; the same one until the driver is closed.
+
+        Never raises because something is missing: None says that this driver cannot do it here
+        or now. The first call may take a while, and wait for what is running on the device.
         """
         ...
 

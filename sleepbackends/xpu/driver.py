@@ -148,6 +148,9 @@ class XpuDriver:
                 self._fingerprints[device] = XpuFingerprints(device)
             return self._fingerprints[device].queue(spans)
 
+    def packing(self, device: int) -> None:
+        """Return nothing: there are no kernels for it."""
+
     def synchronize(self, device: int) -> None:
         """Wait for everything that torch and we queued on the device.
 

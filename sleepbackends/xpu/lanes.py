@@ -18,7 +18,7 @@ from sleepbackends.xpu.errors import NOT_READY, SUCCESS, error_of
 from sleepbackends.xpu.loader import FOR_EVER, EventDesc, EventPoolDesc
 
 if TYPE_CHECKING:
-    from sleepbackends.vmm.driver import Direction
+    from sleepbackends.vmm.driver import Direction, Event
     from sleepbackends.xpu.devices import Device
     from sleepbackends.xpu.driver import XpuDriver
     from sleepbackends.xpu.loader import Loader
@@ -226,6 +226,13 @@ class XpuLane:
                 self._events.give_back(handle)
                 raise
             return XpuEvent(self._ze, self._events, handle, self._doing)
+
+    def wait_for(self, event: Event) -> None:
+        """Wait for an event, so that whatever is queued from now on begins after it.
+
+        The device could do that, but an event that was given up may signal for others by then.
+        """
+        event.wait()
 
     def wait(self) -> None:
         """Wait for everything queued so far."""

@@ -17,7 +17,7 @@ SOURCES = {
 """Of the libraries with an address space, by driver."""
 LIBRARY = "libsleepbackends_cuda.so"
 LEVEL_ZERO_LIBRARY = "libsleepbackends_level_zero.so"
-HOST_SOURCES = [FOLDER / "fingerprint.c", FOLDER / "touch.c"]
+HOST_SOURCES = [FOLDER / f"{name}.c" for name in ("fingerprint", "packing", "touch")]
 HOST_LIBRARY = "libsleepbackends_host.so"
 KERNEL_ON_HOST = Path(__file__).with_name("kernel_on_host.cpp")
 STRICT = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-pedantic", "-Werror"]
@@ -36,7 +36,7 @@ def compile_native(
 
 
 def compile_host(output: Path, *flags: str) -> Path:
-    """Compile the library of the fingerprint and of the first touch into a file."""
+    """Compile the library of the fingerprint, of packing and of the first touch into a file."""
     return _compile(output, ["-O3", "-fPIC", "-shared", *flags], *HOST_SOURCES)
 
 

@@ -42,6 +42,9 @@ class FakeLane:
         self.log.append(("event", self.device))
         return FakeEvent(self)
 
+    def wait_for(self, event: FakeEvent) -> None:
+        self.log.append(("after", self.device, event.lane.device))
+
     def wait(self) -> None:
         self.log.append(("wait", self.device))
         if self.wait_fails:
@@ -50,13 +53,13 @@ class FakeLane:
 
 class FakeEvent:
     def __init__(self, lane: FakeLane) -> None:
-        self._lane = lane
+        self.lane = lane
 
     def done(self) -> bool:
         return False
 
     def wait(self) -> None:
-        self._lane.log.append(("landed", self._lane.device))
+        self.lane.log.append(("landed", self.lane.device))
 
 
 class FakeDriver:

@@ -77,6 +77,9 @@ class Device:
         self.step("event")
         return self
 
+    def wait_for(self, event: Device) -> None:
+        event.wait()
+
     def done(self) -> bool:
         return not self.queued
 

@@ -9,6 +9,7 @@ import pytest
 
 from sleepbackends.errors import ClosedError, HostMemoryError, MechanismError
 from sleepbackends.vmm.address_space import AddressSpace, library_path
+from sleepbackends.vmm.driver import DOING
 from sleepbackends.xpu.driver import XpuDriver
 from sleepbackends.xpu.lanes import POOL_EVENTS
 from sleepbackends.xpu.loader import LIBRARY
@@ -154,6 +155,19 @@ def test_a_mark_that_the_driver_refuses_can_be_made_again(
     assert simulator.usage("events") == 1
 
 
+def test_work_of_one_lane_begins_after_an_event_of_another(device: Device) -> None:
+    driver = device.driver
+    driver.lane(0, "fill").fill(device.address, SIZE, 4)
+    filled = driver.lane(0, "fill").event()
+    driver.pin(device.host, SIZE)
+    lane = driver.lane(0, "copy")
+    lane.wait_for(filled)
+    lane.to_host(device.host, device.address, SIZE)
+    lane.wait()
+    assert device.host_bytes == b"\x04" * SIZE
+    driver.unpin(device.host)
+
+
 def test_after_close(device: Device) -> None:
     lane = device.driver.lane(0, "copy")
     event = lane.event()
@@ -167,5 +181,5 @@ def test_after_close(device: Device) -> None:
 
 
 def test_engines_that_only_copy_are_used_for_copies(device: Device) -> None:
-    group = {use: device.driver._group(0, use) for use in ("copy", "stage", "fill", "hash")}
-    assert group == {"copy": 1, "stage": 1, "fill": 0, "hash": 0}
+    group = {use: device.driver._group(0, use) for use in DOING}
+    assert group == {"copy": 1, "stage": 1, "fill": 0, "hash": 0, "pack": 0}
