@@ -1,16 +1,15 @@
 """The CUDA driver: a thin typed layer over ``cuda.bindings.driver``.
 
-Nothing else calls it, but that fingerprints reach what they alone need through ``call``. Every
-call is made with the device's primary context current in the calling thread, and lets other
-Python threads run; bindings older than 12.9.1 (and 13.0.0, 13.0.1) hold the GIL in driver calls
-and are refused.
+Nothing else calls it, but that lanes, fingerprints and packing reach what they alone need
+through ``call``. Every call is made with the device's primary context current in the calling
+thread, and lets other Python threads run; bindings older than 12.9.1 (and 13.0.0, 13.0.1) hold
+the GIL in driver calls and are refused.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -18,21 +17,20 @@ from sleepbackends.cuda_bindings import bindings_problem
 from sleepbackends.cumem.current import Current
 from sleepbackends.cumem.errors import error_of
 from sleepbackends.cumem.fingerprint import CudaFingerprints
+from sleepbackends.cumem.lanes import CudaLane
+from sleepbackends.cumem.packing import CudaPackings
+from sleepbackends.cumem.slots import allocation_prop
 from sleepbackends.errors import (
     BackendUnavailableError,
-    ClosedError,
     DeviceMemoryError,
     HostMemoryError,
     MechanismError,
-    RequestError,
     SleepBackendsError,
 )
-from sleepbackends.vmm.driver import DOING, Direction, Event, LaneUse
+from sleepbackends.vmm.driver import DOING, LaneUse
 from sleepbackends.vmm.driver_errors import native_error
 from sleepbackends.vmm.fingerprint import Pending, Span
 from sleepbackends.vmm.packing.protocol import Packing
-
-logger = logging.getLogger(__name__)
 
 LIBRARY = "libcuda.so.1"
 
@@ -61,6 +59,7 @@ class CudaDriver:
         self._contexts: dict[int, Any] = {}
         self._lanes: dict[tuple[int, LaneUse], CudaLane] = {}
         self.fingerprints = CudaFingerprints(self)
+        self._packings = CudaPackings(self)
         self._lock = threading.Lock()
         try:
             self.call(driver.cuInit, 0)
@@ -146,7 +145,7 @@ class CudaDriver:
 
     def packing(self, device: int) -> Packing | None:
         """Return what packs the memory of a device; None if that cannot be."""
-        return None
+        return self._packings.get(device)
 
     def synchronize(self, device: int) -> None:
         """Wait for everything that anybody queued on the device."""
@@ -180,10 +179,7 @@ class CudaDriver:
     def reclaim(self, device: int) -> None:
         """Take one granule of memory and give it back, which ends releases that are under way."""
         cu = self._cu
-        wanted = cu.CUmemAllocationProp()
-        wanted.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        wanted.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        wanted.location.id = device
+        wanted = allocation_prop(cu, device)
         least = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         with self.current(device):
             size_bytes = self.call(cu.cuMemGetAllocationGranularity, wanted, least)
@@ -244,130 +240,8 @@ class CudaDriver:
     def close(self) -> None:
         """End the lanes, which must be idle. Reading, writing and waiting still work."""
         self.fingerprints.close()
+        self._packings.close()
         with self._lock:
             lanes, self._lanes = self._lanes, {}
         for lane in lanes.values():
             lane.close()
-
-
-class CudaLane:
-    """One stream of one device, and nobody else's."""
-
-    def __init__(self, driver: CudaDriver, device: int, stream: Any, doing: str) -> None:
-        self._driver = driver
-        self._device = device
-        self._stream = stream
-        self._doing = doing
-        self._cu = driver._cu
-
-    def _queue(self, function: Any, *args: Any) -> None:
-        self._check_open()
-        with self._driver.current(self._device):
-            self._driver.call(function, *args, self._stream)
-
-    def _check_open(self) -> None:
-        # The driver crashes on a stream that was destroyed.
-        if self._stream is None:
-            raise ClosedError("the lane was closed with its backend", hint="create a new one")
-
-    def to_host(self, host: int, address: int, size_bytes: int) -> None:
-        """Queue a copy from the device into pinned host memory."""
-        self._queue(self._cu.cuMemcpyDtoHAsync, host, address, size_bytes)
-
-    def to_device(self, address: int, host: int, size_bytes: int) -> None:
-        """Queue a copy from pinned host memory to the device."""
-        self._queue(self._cu.cuMemcpyHtoDAsync, address, host, size_bytes)
-
-    def copy_all(self, direction: Direction, copies: Iterable[tuple[int, int, int]]) -> None:
-        """Queue copies of device address, host address and size; the context is entered once."""
-        self._check_open()
-        call, cu, stream = self._driver.call, self._cu, self._stream
-        with self._driver.current(self._device):
-            if direction == "down":
-                for address, host, size_bytes in copies:
-                    call(cu.cuMemcpyDtoHAsync, host, address, size_bytes, stream)
-            else:
-                for address, host, size_bytes in copies:
-                    call(cu.cuMemcpyHtoDAsync, address, host, size_bytes, stream)
-
-    def fill(self, address: int, size_bytes: int, byte: int) -> None:
-        """Queue setting every byte."""
-        self._queue(self._cu.cuMemsetD8Async, address, byte, size_bytes)
-
-    def launch(
-        self, function: Any, blocks: int, threads: int, arguments: Sequence[tuple[Any, Any]]
-    ) -> None:
-        """Queue a kernel: how many blocks of how many threads; the ctypes and values it takes."""
-        types, values = zip(*arguments, strict=True)
-        self._check_open()
-        with self._driver.current(self._device):
-            launch = self._cu.cuLaunchKernel
-            shape = (blocks, 1, 1, threads, 1, 1)
-            self._driver.call(launch, function, *shape, 0, self._stream, (values, types), 0)
-
-    def event(self) -> CudaEvent:
-        """Mark this point of the stream."""
-        self._check_open()
-        timing = self._cu.CUevent_flags.CU_EVENT_DISABLE_TIMING
-        with self._driver.current(self._device):
-            event = self._driver.call(self._cu.cuEventCreate, timing)
-            # Destroyed if the next call fails.
-            marked = CudaEvent(self._driver, self._device, event, self._doing)
-            self._driver.call(self._cu.cuEventRecord, event, self._stream)
-        return marked
-
-    def wait_for(self, event: Event) -> None:
-        """Have whatever is queued from now on begin after an event."""
-        if not isinstance(event, CudaEvent):
-            raise RequestError("no event of this driver", hint="take one of its lanes' events")
-        self._check_open()
-        with self._driver.current(self._device):
-            self._driver.call(self._cu.cuStreamWaitEvent, self._stream, event.handle, 0)
-
-    def wait(self) -> None:
-        """Wait for everything queued so far."""
-        if self._stream is None:
-            return  # closed while idle
-        with self._driver.current(self._device):
-            self._driver.call(self._cu.cuStreamSynchronize, self._stream, what=self._doing)
-
-    def close(self) -> None:
-        """Destroy the stream, which must be idle; a failure is logged."""
-        stream, self._stream = self._stream, None
-        try:
-            with self._driver.current(self._device):
-                self._driver.call(self._cu.cuStreamDestroy, stream)
-        except SleepBackendsError:
-            logger.exception("a stream of device %d stays", self._device)
-
-
-class CudaEvent:
-    """A point of a stream; destroyed with the object."""
-
-    def __init__(self, driver: CudaDriver, device: int, event: Any, doing: str) -> None:
-        self._driver = driver
-        self._device = device
-        self.handle = event
-        self._doing = doing
-        self._cu = driver._cu
-
-    def done(self) -> bool:
-        """Tell whether the work before it has finished."""
-        with self._driver.current(self._device):
-            (code,) = self._cu.cuEventQuery(self.handle)
-        if code == self._cu.CUresult.CUDA_ERROR_NOT_READY:
-            return False
-        self._driver.call(lambda: (code,), what=self._doing)
-        return True
-
-    def wait(self) -> None:
-        """Wait until the work before it has finished."""
-        with self._driver.current(self._device):
-            self._driver.call(self._cu.cuEventSynchronize, self.handle, what=self._doing)
-
-    def __del__(self) -> None:
-        try:
-            with self._driver.current(self._device):
-                self._cu.cuEventDestroy(self.handle)
-        except SleepBackendsError:
-            logger.debug("an event of device %d stays", self._device, exc_info=True)

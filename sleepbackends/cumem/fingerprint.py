@@ -1,8 +1,6 @@
 """Content fingerprints of device memory: a kernel where it can be had, else torch, else none.
 
-The kernels are compiled for the device once and kept on disk. They run on a lane of their own,
-beside copies: those need the device's memory speed for a hundredth of what it has. Spans and sums
-are carried by a kernel as well: a copy would wait behind all those of the transition.
+The kernel is compiled for the device once and kept on disk.
 """
 
 from __future__ import annotations
@@ -12,14 +10,15 @@ import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from sleepbackends.cumem.fingerprint_tables import Part, Tables
-from sleepbackends.cumem.images import Images
+from sleepbackends.cumem.batches import CARRY, Batches, Found, carry_header
+from sleepbackends.cumem.lanes import CudaLane
+from sleepbackends.cumem.modules import Module
 from sleepbackends.cumem.nvrtc import KernelSource
+from sleepbackends.cumem.tables import Row
 from sleepbackends.cumem.torch_fingerprint import TorchFingerprints
-from sleepbackends.errors import DeviceMemoryError, MechanismError, SleepBackendsError
-from sleepbackends.vmm.driver import Event
+from sleepbackends.errors import DeviceMemoryError, SleepBackendsError
 from sleepbackends.vmm.fingerprint import Pending, Span, finish
 
 if TYPE_CHECKING:
@@ -36,6 +35,7 @@ device waiting, long enough that their beginning and end do not count."""
 
 _MOST_BLOCKS = 2**31 - 1
 
+_NAME = "fingerprint"
 _HEADER = "fingerprint.h"
 
 
@@ -44,7 +44,7 @@ def kernel_source() -> KernelSource:
     here = Path(__file__).parent
     text = (here / "kernels" / "fingerprint.cu").read_bytes()
     header = (here.parent / "_native" / _HEADER).read_bytes()
-    return KernelSource("fingerprint", text, ((_HEADER, header),))
+    return KernelSource(_NAME, text, ((_HEADER, header), carry_header()))
 
 
 class _Way(Protocol):
@@ -95,7 +95,7 @@ class CudaFingerprints:
     def queue(self, device: int, spans: Sequence[Span]) -> Pending | None:
         """Queue the fingerprints of spans; see ``Driver.fingerprint``."""
         if not spans:
-            return _Nothing()
+            return Found[list[int]]([])
         with self._lock:
             way = self._way(device)
             return None if way is None else way.queue(spans)
@@ -149,149 +149,49 @@ class _KernelFingerprints:
     Raises
     ------
     SleepBackendsError
-        If the kernel cannot be had; nothing is held but the lane.
+        If the kernel cannot be had; nothing is held.
     OSError
         If its source is missing.
     """
 
     def __init__(self, driver: CudaDriver, device: int, lock: threading.RLock) -> None:
-        self._driver = driver
         self._device = device
-        self._lock = lock
-        self._tables = Tables(driver, device)
-        images, architecture = Images(kernel_source()), driver.architecture(device)
-        kept = images.cached(architecture)
-        image = images.compiled(architecture) if kept is None else kept
-        self._lane = driver.lane(device, "hash")
-        try:
-            self._module, self._function, self._carry = self._load(image)
-        except MechanismError as error:
-            if kept is None:
-                raise
-            logger.debug("the kernel that was kept cannot be loaded: %s", error.message)
-            loaded = self._load(images.compiled(architecture))
-            self._module, self._function, self._carry = loaded
-
-    def _load(self, image: bytes) -> tuple[Any, Any, Any]:
-        cu, call = self._driver._cu, self._driver.call
-        with self._driver.current(self._device):
-            module = call(cu.cuModuleLoadData, image)
-            try:
-                names = (b"fingerprint", b"carry")
-                function, carry = (call(cu.cuModuleGetFunction, module, n) for n in names)
-            except SleepBackendsError:
-                self._unload(module)
-                raise
-        return module, function, carry
-
-    def _unload(self, module: Any) -> None:
-        try:
-            with self._driver.current(self._device):
-                self._driver.call(self._driver._cu.cuModuleUnload, module)
-        except SleepBackendsError:
-            logger.exception("the fingerprint kernel of device %d stays", self._device)
+        self._module = Module(driver, device, kernel_source(), (_NAME, CARRY))
+        self._batches = Batches(driver, device, self._module[CARRY], lock)
 
     def prepare(self, span_count: int) -> bool:
         """Have room for so many spans; tells whether there is."""
         try:
-            part = self._tables.take(span_count)
+            self._batches.prepare(span_count)
         except SleepBackendsError as error:
             logger.debug("no room for fingerprints of device %d: %s", self._device, error.message)
             return False
-        part.table.give_back(part)
         return True
 
     def queue(self, spans: Sequence[Span]) -> Pending | None:
         """Queue fingerprints; None if there is no room or the driver refuses."""
+        sizes = [span.size_bytes for span in spans]
+        blocks = max(1, min(-(-max(sizes) // BLOCK_BYTES), _MOST_BLOCKS // len(spans)))
+
+        def launch(lane: CudaLane, given: int, found: int) -> None:
+            arguments = [
+                *((ctypes.c_void_p, given), (ctypes.c_uint, len(spans))),
+                *((ctypes.c_uint, blocks), (ctypes.c_void_p, found)),
+            ]
+            lane.launch(self._module[_NAME], len(spans) * blocks, THREADS, arguments)
+
+        def convert(sums: list[Row]) -> list[int]:
+            return [finish(s1, s2, size) for (s1, s2), size in zip(sums, sizes, strict=True)]
+
         try:
-            part = self._tables.take(len(spans))
-        except SleepBackendsError as error:
+            return self._batches.queue(spans, launch, convert)
+        except DeviceMemoryError as error:
             logger.debug("no room for fingerprints of device %d: %s", self._device, error.message)
-            return None
-        part.write(spans)
-        try:
-            event = self._launch(part, spans)
         except SleepBackendsError as error:
             logger.info("no fingerprints of device %d now: %s", self._device, error.message)
-            self._withdraw(part)
-            return None
-        part.table.keep(part, event)
-        return _Queued(part, event, spans, self._lock)
-
-    def _launch(self, part: Part, spans: Sequence[Span]) -> Event:
-        lane, size_bytes = self._lane, part.size_bytes
-        (device_spans, host_spans), (device_sums, host_sums) = part.spans, part.sums
-        largest = max(span.size_bytes for span in spans)
-        blocks = max(1, min(-(-largest // BLOCK_BYTES), _MOST_BLOCKS // len(spans)))
-        self._queue_carry(host_spans, part.count, device_spans)
-        lane.fill(device_sums, size_bytes, 0)
-        arguments = [
-            *((ctypes.c_void_p, device_spans), (ctypes.c_uint, len(spans))),
-            *((ctypes.c_uint, blocks), (ctypes.c_void_p, device_sums)),
-        ]
-        lane.launch(self._function, len(spans) * blocks, THREADS, arguments)
-        self._queue_carry(device_sums, part.count, host_sums)
-        return lane.event()
-
-    def _queue_carry(self, source: int, count: int, target: int) -> None:
-        pointers = ((ctypes.c_void_p, source), (ctypes.c_uint, count), (ctypes.c_void_p, target))
-        self._lane.launch(self._carry, -(-count // THREADS), THREADS, pointers)
-
-    def _withdraw(self, part: Part) -> None:
-        """Use rows again only once the device has surely left them alone."""
-        try:
-            self._lane.wait()
-        except SleepBackendsError:
-            part.table.keep(part, None)
-        else:
-            part.table.give_back(part)
+        return None
 
     def close(self) -> None:
         """Give everything back, once the lane is done; a failure is logged."""
-        try:
-            self._lane.wait()
-        except SleepBackendsError:
-            logger.exception("waiting for fingerprints of device %d failed", self._device)
-        self._tables.close()
-        self._unload(self._module)
-
-
-class _Queued:
-    """Sums that the kernel is computing."""
-
-    def __init__(
-        self, part: Part, event: Event, spans: Sequence[Span], lock: threading.RLock
-    ) -> None:
-        self._part = part
-        self._event: Event | None = event
-        self._sizes = [span.size_bytes for span in spans]
-        self._lock = lock
-        self._found: list[int] | None = None
-
-    def result(self) -> list[int]:
-        """Wait for the fingerprints and return them; the same ones when asked again.
-
-        Raises
-        ------
-        MechanismError
-            If they could not be computed.
-        ClosedError
-            If the driver was closed before.
-        """
-        event = self._event
-        if event is not None:
-            event.wait()
-        with self._lock:
-            if self._found is None:
-                sums = zip(self._part.read(), self._sizes, strict=True)
-                self._found = [finish(s1, s2, size) for (s1, s2), size in sums]
-                self._event = None
-            return list(self._found)
-
-
-class _Nothing:
-    """The fingerprints of no spans."""
-
-    def result(self) -> list[int]:
-        """Return them."""
-        return []
+        self._batches.close()
+        self._module.unload()

@@ -143,4 +143,4 @@ def test_closing_ends_what_was_not_asked_for(memory: Memory) -> None:
 def test_the_source_is_part_of_the_package() -> None:
     source = module.kernel_source()
     assert b'extern "C" __global__' in source.text
-    assert [name for name, _ in source.headers] == ["fingerprint.h"]
+    assert [name for name, _ in source.headers] == ["fingerprint.h", "carry.h"]

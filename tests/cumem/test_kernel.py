@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sleepbackends.hostmemory import driver as host
 from sleepbackends.vmm.fingerprint import Span, finish
 from tests.fingerprints import reference
-from tests.native.build import compile_kernel
+from tests.native.build import compile_kernels
 
 TILE_BYTES = 16 << 10
 """What a block reads at a time."""
@@ -30,13 +30,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Compute fingerprints with so many blocks for each span."""
     if shutil.which("c++") is None:
         pytest.skip("needs a C++ compiler")
-    library = ctypes.CDLL(str(compile_kernel(tmp_path_factory.mktemp("kernel") / "kernel.so")))
+    output = tmp_path_factory.mktemp("kernel") / "kernel.so"
+    library = ctypes.CDLL(str(compile_kernels(output, "fingerprint")))
 
     def run(spans: Sequence[Span], blocks: int) -> list[int]:
         table = (ctypes.c_uint64 * (2 * len(spans)))(*(word for span in spans for word in span))
         # One more pair than there are spans: nobody may write to it.
         sums = (ctypes.c_uint64 * (2 * len(spans) + 2))()
-        library.run_grid(table, len(spans), blocks, len(spans) * blocks, sums)
+        library.run_fingerprint(table, len(spans), blocks, len(spans) * blocks, sums)
         assert list(sums[-2:]) == [0, 0]
         pairs = zip(sums[:-2:2], sums[1:-2:2], spans, strict=True)
         return [finish(s1, s2, span.size_bytes) for s1, s2, span in pairs]

@@ -19,7 +19,6 @@ LIBRARY = "libsleepbackends_cuda.so"
 LEVEL_ZERO_LIBRARY = "libsleepbackends_level_zero.so"
 HOST_SOURCES = [FOLDER / f"{name}.c" for name in ("fingerprint", "packing", "touch")]
 HOST_LIBRARY = "libsleepbackends_host.so"
-KERNEL_ON_HOST = Path(__file__).with_name("kernel_on_host.cpp")
 STRICT = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-pedantic", "-Werror"]
 LIBRARY_FLAGS = ["-O2", "-fPIC", "-shared"]
 
@@ -40,8 +39,8 @@ def compile_host(output: Path, *flags: str) -> Path:
     return _compile(output, ["-O3", "-fPIC", "-shared", *flags], *HOST_SOURCES)
 
 
-def compile_kernel(output: Path) -> Path:
-    """Compile the kernel of the fingerprint for the host, into a library with ``run_grid``.
+def compile_kernels(output: Path, name: str) -> Path:
+    """Compile kernels for the host, as ``<name>_on_host.cpp`` says, into a library.
 
     Raises
     ------
@@ -52,7 +51,7 @@ def compile_kernel(output: Path) -> Path:
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]
     command = ["c++", *flags, "-fPIC", "-shared", *(f"-I{folder}" for folder in folders)]
     done = subprocess.run(
-        [*command, "-o", str(output), str(KERNEL_ON_HOST)],
+        [*command, "-o", str(output), str(Path(__file__).with_name(f"{name}_on_host.cpp"))],
         capture_output=True,
         text=True,
         check=False,

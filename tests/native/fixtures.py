@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sleepbackends.cumem import nvrtc
-from sleepbackends.cumem.fingerprint import kernel_source
+from sleepbackends.cumem import fingerprint, nvrtc, packing
 from sleepbackends.cumem.images import Images
 from sleepbackends.errors import BackendUnavailableError
 from sleepbackends.vmm import address_space, reclaim
@@ -39,20 +38,24 @@ def native_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def kernel_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Images:
-    """A user's cache of this test alone, with an image in it that the simulated driver loads."""
+    """A user's cache of this test alone, with images in it that the simulated driver loads.
+
+    Those of the fingerprint are returned.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    images = Images(kernel_source())
     try:
         version = nvrtc.version()
     except BackendUnavailableError:
         version = "0.0"
-    images.keep(b"any image", ARCHITECTURE, version)
-    return images
+    images = [Images(each.kernel_source()) for each in (fingerprint, packing)]
+    for each in images:
+        each.keep(b"any image", ARCHITECTURE, version)
+    return images[0]
 
 
 @pytest.fixture
 def no_fingerprints(kernel_images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver without fingerprints: all is copied, and no memory is held for them."""
+    """A driver without kernels: all is copied as it is, and no memory is held for them."""
 
     def missing() -> str:
         raise BackendUnavailableError("no NVRTC in this test")

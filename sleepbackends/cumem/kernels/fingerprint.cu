@@ -4,6 +4,7 @@
  * add up goes to sums[2 * span] and sums[2 * span + 1], which begin as zeros. Compiled by NVRTC.
  */
 #define FINGERPRINT_INLINE static __device__ __forceinline__
+#include "carry.h"
 #include "fingerprint.h"
 
 #define THREADS 256u
@@ -84,11 +85,4 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (unsigned warp = 0; warp < WARPS; warp++) sum += of_warps[threadIdx.x][warp];
     atomicAdd(sums + 2 * number + threadIdx.x, sum);
   }
-}
-
-/* Rows of 16 bytes from one table to another, either of them in pinned host memory: where the copies of a transition
- * fill the link's queue, a copy of a few bytes would wait for all of them. One thread a row. */
-extern "C" __global__ void __launch_bounds__(THREADS) carry(const ulonglong2 *from, unsigned count, ulonglong2 *to) {
-  const unsigned row = blockIdx.x * THREADS + threadIdx.x;
-  if (row < count) to[row] = from[row];
 }

@@ -38,7 +38,7 @@ _MAGIC = 0x4B504253
 _OVERFLOWED = 0x4F504253
 _VERSION = 1
 _HEADER = struct.Struct("<IIQI")
-_TILE_ELEMENTS = 4096
+TILE_ELEMENTS = 4096
 
 
 def _round_up(number: int, unit: int) -> int:
@@ -103,7 +103,7 @@ class Layout:
         """
         elements = size_bytes // self.element_bytes
         octets = _round_up(elements, 128) // 8
-        entries = _round_up(-(-elements // _TILE_ELEMENTS) + 1, 4)
+        entries = _round_up(-(-elements // TILE_ELEMENTS) + 1, 4)
         fixed = HEADER_BYTES + 4 * entries + (self.planes + 8 * (self.element_bytes - 1)) * octets
         return _round_up(fixed + escapes, 16)
 

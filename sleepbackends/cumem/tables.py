@@ -1,4 +1,4 @@
-"""What the fingerprint kernel reads and writes: spans and sums, on the device and on the host.
+"""What kernels read and write: rows that are given and rows that are found.
 
 A table is memory of the device with a mirror in pinned host memory. It is filled part after
 part, one for each launch, and used from the start again once nothing in it is needed any more, so
@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, NamedTuple
 from sleepbackends.errors import ClosedError, SleepBackendsError
 from sleepbackends.hostmemory import driver as host
 from sleepbackends.vmm.driver import Event
-from sleepbackends.vmm.fingerprint import Span
 
 if TYPE_CHECKING:
     from sleepbackends.cumem.driver import CudaDriver
 
 logger = logging.getLogger(__name__)
 
-LEAST_SPANS = 1024
+LEAST_ROWS = 1024
 """Room of the first table: 32 KiB."""
 
-_WORDS = 2
-"""Of a span (address, size) and of its sums, 8 bytes each."""
+Row = tuple[int, int]
+"""Of 8 bytes each."""
 
+_WORDS = 2
 _ROW_BYTES = 8 * _WORDS
 
 
@@ -49,27 +49,27 @@ class Part:
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes the spans take, and the sums as many."""
+        """How many bytes the given rows take, and the found ones as many."""
         return self.count * _ROW_BYTES
 
     @property
-    def spans(self) -> tuple[int, int]:
-        """Where the spans are: on the device, on the host."""
+    def given(self) -> tuple[int, int]:
+        """Where the given rows are: on the device, on the host."""
         return self.table.row(self.first)
 
     @property
-    def sums(self) -> tuple[int, int]:
-        """Where the sums are: on the device, on the host."""
+    def found(self) -> tuple[int, int]:
+        """Where the found rows are: on the device, on the host."""
         return self.table.row(self.table.capacity + self.first)
 
-    def write(self, spans: Sequence[Span]) -> None:
-        """Put the spans into host memory."""
-        words = host.view(self.spans[1], self.size_bytes).cast("Q")
-        for index, span in enumerate(spans):
-            words[_WORDS * index], words[_WORDS * index + 1] = span
+    def write(self, rows: Sequence[Row]) -> None:
+        """Put the given rows into host memory."""
+        words = host.view(self.given[1], self.size_bytes).cast("Q")
+        for index, row in enumerate(rows):
+            words[_WORDS * index], words[_WORDS * index + 1] = row
 
-    def read(self) -> list[tuple[int, int]]:
-        """Return both sums of each span from host memory, and let the rows be used again.
+    def read(self) -> list[Row]:
+        """Return the found rows from host memory, and let them be used again.
 
         Raises
         ------
@@ -78,12 +78,12 @@ class Part:
         """
         if not self.table.is_open:
             raise ClosedError(
-                "the fingerprints went with their driver", hint="ask for them before closing it"
+                "the results went with their driver", hint="ask for them before closing it"
             )
-        words = host.view(self.sums[1], self.size_bytes).cast("Q")
-        sums = list(zip(words[::_WORDS], words[1::_WORDS], strict=True))
+        words = host.view(self.found[1], self.size_bytes).cast("Q")
+        rows = list(zip(words[::_WORDS], words[1::_WORDS], strict=True))
         self.table.forget(self)
-        return sums
+        return rows
 
 
 class _Kept(NamedTuple):
@@ -102,7 +102,7 @@ class _Kept(NamedTuple):
 
 
 class Table:
-    """Rows for spans and for sums, on one device and on the host.
+    """Rows to give and rows to find, on one device and on the host.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ class Table:
     device : int
         Ordinal of the device.
     capacity : int
-        For how many spans.
+        How many of each.
 
     Raises
     ------
@@ -151,7 +151,7 @@ class Table:
         return self._device_base + offset, self._host_base + offset
 
     def take(self, count: int) -> Part | None:
-        """Take rows for so many spans; None if there are not enough."""
+        """Take so many rows of each; None if there are not enough."""
         if self._used + count > self.capacity:
             for first in [at for at, kept in self._outstanding.items() if kept.is_over()]:
                 self._let_go(first)
@@ -186,7 +186,7 @@ class Table:
             with self._driver.current(self._device):
                 self._free()
         except SleepBackendsError:
-            logger.exception("memory for fingerprints of device %d stays", self._device)
+            logger.exception("tables of device %d stay", self._device)
 
     def _free(self) -> None:
         cu = self._driver._cu
@@ -197,7 +197,7 @@ class Table:
                 if address:
                     self._driver.call(free, address)
             except SleepBackendsError:
-                logger.exception("memory for fingerprints of device %d stays", self._device)
+                logger.exception("tables of device %d stay", self._device)
 
 
 class Tables:
@@ -217,7 +217,7 @@ class Tables:
         self._tables: list[Table] = []
 
     def take(self, count: int) -> Part:
-        """Take rows for so many spans.
+        """Take so many rows of each.
 
         Raises
         ------
@@ -232,7 +232,7 @@ class Tables:
                 if part is not None:
                     return part
             # A caller who comes with more and more soon has tables enough.
-            twice = 2 * max((table.capacity for table in self._tables), default=LEAST_SPANS // 2)
+            twice = 2 * max((table.capacity for table in self._tables), default=LEAST_ROWS // 2)
             self._tables.append(Table(self._driver, self._device, max(count, twice)))
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Room for spans and sums: used again when it is free, never before."""
+"""Room for what kernels read and write: used again when it is free, never before."""
 
 from __future__ import annotations
 
-from sleepbackends.cumem.fingerprint_tables import LEAST_SPANS
+from sleepbackends.cumem.tables import LEAST_ROWS
 from tests.cumem.hashed import Memory, expected, memory
 from tests.simulators.cuda import Simulator
 
@@ -12,22 +12,22 @@ __all__ = ["memory"]
 def test_a_table_that_is_full_is_used_again_or_another_made(
     simulator: Simulator, memory: Memory
 ) -> None:
-    half = [(8, 8)] * (LEAST_SPANS // 2 - 1)
+    half = [(8, 8)] * (LEAST_ROWS // 2 - 1)
     for _ in range(3):
         assert memory.queued(half).result() == expected(half)
     assert simulator.calls("cuMemHostAlloc") == 1
-    first, second = memory.queued(half), memory.queued([(16, 9)] * (3 * LEAST_SPANS))
+    first, second = memory.queued(half), memory.queued([(16, 9)] * (3 * LEAST_ROWS))
     assert simulator.calls("cuMemHostAlloc") == 2
     other = [(24, 8)] * len(half)
     for _ in range(3):
         assert memory.queued(other).result() == expected(other)
-    assert second.result() == expected([(16, 9)]) * (3 * LEAST_SPANS)
+    assert second.result() == expected([(16, 9)]) * (3 * LEAST_ROWS)
     assert first.result() == expected(half)
     assert simulator.calls("cuMemHostAlloc") == 2
 
 
 def test_results_that_nobody_asks_for_do_not_pile_up(simulator: Simulator, memory: Memory) -> None:
-    most = [(8, 8)] * LEAST_SPANS
+    most = [(8, 8)] * LEAST_ROWS
     for _ in range(5):
         memory.queued(most)
         memory.driver.lane(0, "hash").wait()
@@ -42,7 +42,7 @@ def test_what_is_still_being_computed_is_not_overwritten(
     simulator: Simulator, memory: Memory
 ) -> None:
     simulator.set_on_demand(True)
-    most = [(8, 8)] * LEAST_SPANS
+    most = [(8, 8)] * LEAST_ROWS
     memory.queued(most)
     later = memory.queued(most)
     assert simulator.calls("cuMemHostAlloc") == 2
@@ -61,7 +61,7 @@ def test_everything_can_be_had_beforehand(simulator: Simulator, memory: Memory) 
 
 def test_rows_of_a_refused_launch_wait_for_the_device(simulator: Simulator, memory: Memory) -> None:
     simulator.set_on_demand(True)
-    most = [(8, 8)] * LEAST_SPANS
+    most = [(8, 8)] * LEAST_ROWS
     simulator.fail("cuLaunchKernel", 1)
     assert memory.queue(most) is None
     assert simulator.process_usage().queued_operations == 0, "it may be reading the spans still"
