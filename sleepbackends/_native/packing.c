@@ -9,7 +9,9 @@
 #error "packed bytes are little-endian"
 #endif
 
+#ifndef EXPORT
 #define EXPORT __attribute__((visibility("default")))
+#endif
 #define EACH static inline __attribute__((always_inline))
 
 /* --------------------------------------------------------------------------------- elements */

@@ -16,7 +16,9 @@ SONAME = "libcuda.so.1"
 
 SOURCES = Path(__file__).resolve().parent
 _PACKAGE_SOURCES = SOURCES.parents[2] / "sleepbackends" / "_native"
-"""Where the header of the fingerprint is, which the simulated kernel includes."""
+"""Where that is of which the simulated kernels are made."""
+
+_INCLUDED = ("fingerprint.h", "packing.c", "packing.h")
 
 _LIBRARY_FLAGS = (
     "-fPIC",
@@ -61,5 +63,6 @@ def _sanitizer_flags(sanitizer: Sanitizer | None) -> tuple[str, ...]:
 
 
 def _compile(directory: Path, name: str, sources: Sequence[Path], flags: Sequence[str]) -> Path:
-    headers = [*sorted(SOURCES.glob("*.h")), _PACKAGE_SOURCES / "fingerprint.h"]
+    included = [_PACKAGE_SOURCES / name for name in _INCLUDED]
+    headers = [*sorted(SOURCES.glob("*.h")), *included]
     return compile_c(directory, name, sources, [f"-I{_PACKAGE_SOURCES}", *flags], headers)

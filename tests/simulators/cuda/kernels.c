@@ -1,5 +1,4 @@
-/* Modules and launches. Two kernels are known, by their names: the fingerprint, computed in C, and
- * the one that carries rows between tables. */
+/* Modules and launches. Kernels are known by their names, whatever the image, and computed in C. */
 #include "sim.h"
 
 #include <stdlib.h>
@@ -7,7 +6,19 @@
 
 #include "fingerprint.h"
 
-enum { THREADS_PER_BLOCK = 256, ROW_BYTES = 16 }; /* what the real kernels are written for */
+enum { ROW_BYTES = 16 };
+
+/* What the real kernels are written for, and what they take: pointers, sizes of 64 bits, and words. */
+static const struct {
+    const char *name;
+    unsigned threads;
+    int parameters;
+} kernels[KERNEL_COUNT] = {
+    [CARRY] = {"carry", 256, 3},   [FINGERPRINT] = {"fingerprint", 256, 4},
+    [SURVEY] = {"survey", 512, 3}, [COUNT] = {"count", 512, 4},
+    [TALLY] = {"tally", 512, 4},   [PREFIX] = {"prefix", 512, 5},
+    [PACK] = {"pack", 512, 5},     [UNPACK] = {"unpack", 512, 4},
+};
 
 struct module {
     struct context *context;
@@ -16,7 +27,7 @@ struct module {
 
 struct function {
     struct module *module;
-    bool carries;
+    enum kernel kernel;
 };
 
 /* -------------------------------------------------------------------------------- modules */
@@ -82,11 +93,13 @@ API CUresult cuModuleGetFunction(CUfunction *out, CUmodule handle, const char *n
         return result;
     if (!out || !name)
         return leave(INVALID_VALUE);
-    bool carries = !strcmp(name, "carry");
-    if (!carries && strcmp(name, "fingerprint"))
+    enum kernel kernel = 0;
+    while (kernel < KERNEL_COUNT && strcmp(name, kernels[kernel].name))
+        kernel++;
+    if (kernel == KERNEL_COUNT)
         return leave(NOT_FOUND);
     struct function *function = need(calloc(1, sizeof *function));
-    *function = (struct function){module, carries};
+    *function = (struct function){module, kernel};
     *out = table_add(&sim.functions, function);
     return leave(SUCCESS);
 }
@@ -121,32 +134,63 @@ struct span_row {
     uint64_t address, size_bytes;
 };
 
+#define READ(number, to) memcpy(&(to), parameters[number], sizeof(to))
+
 /* The parameters, by their order in the kernel. */
 static bool read_parameters(void **parameters, struct launch *launch)
 {
-    int count = launch->carries ? 3 : 4;
+    enum kernel kernel = launch->kernel;
+    int count = kernels[kernel].parameters;
 
     if (!parameters)
         return false;
     for (int i = 0; i < count; i++)
         if (!parameters[i])
             return false;
-    memcpy(&launch->from, parameters[0], sizeof launch->from);
-    memcpy(&launch->count, parameters[1], sizeof launch->count);
-    if (!launch->carries)
-        memcpy(&launch->blocks_per_span, parameters[2], sizeof launch->blocks_per_span);
-    memcpy(&launch->to, parameters[count - 1], sizeof launch->to);
+    READ(0, launch->from);
+    if (kernel < TALLY) {
+        READ(1, launch->count);
+        if (count == 4)
+            READ(2, launch->blocks_per_span);
+        READ(count - 1, launch->to);
+        launch->from_size = launch->to_size = launch->count * (size_t)ROW_BYTES;
+        return true;
+    }
+    READ(1, launch->from_size);
+    if (kernel == UNPACK) {
+        READ(2, launch->to);
+        READ(3, launch->to_size);
+        return true;
+    }
+    READ(2, launch->layout);
+    READ(3, launch->to);
+    if (count == 5)
+        READ(4, launch->to_size);
     return true;
+}
+
+static uint64_t blocks_of(const struct launch *launch)
+{
+    switch (launch->kernel) {
+    case CARRY:
+        return ((uint64_t)launch->count + 255) / 256;
+    case FINGERPRINT:
+    case COUNT:
+        return (uint64_t)launch->count * launch->blocks_per_span;
+    case SURVEY:
+        return launch->count;
+    default:
+        return launch->from % 16 || launch->to % 16 ? 0 : packing_blocks(launch);
+    }
 }
 
 /* What the real kernel would compute wrongly, or what a device would refuse, is refused. */
 static bool fits(const struct launch *launch, const unsigned grid[3], const unsigned block[3])
 {
-    uint64_t blocks = launch->carries ? ((uint64_t)launch->count + THREADS_PER_BLOCK - 1) / THREADS_PER_BLOCK
-                                      : (uint64_t)launch->count * launch->blocks_per_span;
+    uint64_t blocks = blocks_of(launch);
 
     return blocks && blocks == grid[0] && grid[0] <= INT32_MAX && grid[1] == 1 && grid[2] == 1 &&
-           block[0] == THREADS_PER_BLOCK && block[1] == 1 && block[2] == 1;
+           block[0] == kernels[launch->kernel].threads && block[1] == 1 && block[2] == 1;
 }
 
 API CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsigned grid_z,
@@ -166,7 +210,7 @@ API CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y,
         stream->context != function->module->context)
         return leave(INVALID_HANDLE);
     launch.module = function->module;
-    launch.carries = function->carries;
+    launch.kernel = function->kernel;
     if (extra || shared_bytes || !read_parameters(parameters, &launch) ||
         !fits(&launch, grid, block))
         return leave(INVALID_VALUE);
@@ -228,12 +272,10 @@ static CUresult run_carry(const struct stream *stream, const struct launch *laun
 }
 
 /* Adds to the sums that are there, as the real one does: who has not set them to zero notices. */
-CUresult run_launch(const struct stream *stream, const struct launch *launch)
+static CUresult run_fingerprint(const struct stream *stream, const struct launch *launch)
 {
-    CUresult result = injected(CALL_queuedKernel);
+    CUresult result = SUCCESS;
 
-    if (!result && launch->carries)
-        return run_carry(stream, launch);
     for (unsigned i = 0; !result && i < launch->count; i++) {
         CUdeviceptr at = launch->to + i * 2 * sizeof(FingerprintWord);
         FingerprintWord added[2] = {0, 0}, sums[2];
@@ -248,4 +290,16 @@ CUresult run_launch(const struct stream *stream, const struct launch *launch)
         result = write_memory(stream, at, sums, sizeof sums);
     }
     return result;
+}
+
+CUresult run_launch(const struct stream *stream, const struct launch *launch)
+{
+    static CUresult (*const run[KERNEL_COUNT])(const struct stream *, const struct launch *) = {
+        [CARRY] = run_carry, [FINGERPRINT] = run_fingerprint, [SURVEY] = run_survey,
+        [COUNT] = run_count, [TALLY] = run_tally,             [PREFIX] = run_prefix,
+        [PACK] = run_pack,   [UNPACK] = run_unpack,
+    };
+    CUresult result = injected(CALL_queuedKernel);
+
+    return result ? result : run[launch->kernel](stream, launch);
 }

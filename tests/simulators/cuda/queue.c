@@ -239,10 +239,10 @@ static bool uses(const struct operation *operation, CUdeviceptr at, size_t size)
                (!copy->staged && ranges_overlap(copy->from, copy->size, at, size));
     case OPERATION_FILL:
         return ranges_overlap(operation->fill.to, operation->fill.size, at, size);
-    case OPERATION_LAUNCH: { /* what it hashes is known only once it runs, and is noticed then */
+    case OPERATION_LAUNCH: { /* what the rows of a table are about is known only once it runs, and is noticed then */
         const struct launch *launch = &operation->launch;
-        return ranges_overlap(launch->from, launch->count * (size_t)16, at, size) ||
-               ranges_overlap(launch->to, launch->count * (size_t)16, at, size);
+        return ranges_overlap(launch->from, launch->from_size, at, size) ||
+               ranges_overlap(launch->to, launch->to_size, at, size);
     }
     default:
         return false;

@@ -166,11 +166,15 @@ struct fill {
     uint32_t value;
 };
 
-struct launch { /* tables of rows: of spans and of their sums, or from where to where to carry */
+enum kernel { CARRY, FINGERPRINT, SURVEY, COUNT, TALLY, PREFIX, PACK, UNPACK, KERNEL_COUNT };
+
+struct launch {
     struct module *module;
-    bool carries;
-    CUdeviceptr from, to;
-    unsigned count, blocks_per_span;
+    enum kernel kernel;
+    CUdeviceptr from, to; /* tables of rows, or bytes before and after they are packed or unpacked */
+    size_t from_size, to_size;
+    unsigned count, blocks_per_span; /* where there are tables */
+    unsigned layout;
 };
 
 enum operation_kind {
@@ -368,5 +372,15 @@ uint64_t live_modules(void);
 void unload_modules(const struct context *context);
 void clear_modules(void);
 CUresult run_launch(const struct stream *stream, const struct launch *launch);
+
+/* --------------------------------------------------------------------- packing_kernels.c */
+
+uint64_t packing_blocks(const struct launch *launch);
+CUresult run_survey(const struct stream *stream, const struct launch *launch);
+CUresult run_count(const struct stream *stream, const struct launch *launch);
+CUresult run_tally(const struct stream *stream, const struct launch *launch);
+CUresult run_prefix(const struct stream *stream, const struct launch *launch);
+CUresult run_pack(const struct stream *stream, const struct launch *launch);
+CUresult run_unpack(const struct stream *stream, const struct launch *launch);
 
 #endif
