@@ -18,24 +18,9 @@
 
 /* Zeros stand for elements that are not there. */
 EACH void load(const unsigned char *data, PackingSize octet, PackingWord present, PackingWord element_bytes,
-               PackingWord elements[8]) {
-  const unsigned char *from = data + 8 * octet * element_bytes;
-  uint16_t halves[8] = {0};
-  if (element_bytes == 4) {
-    memset(elements, 0, 8 * sizeof *elements);
-    memcpy(elements, from, present == 8 ? 32 : present * sizeof *elements);
-    return;
-  }
-  memcpy(halves, from, present == 8 ? 16 : present * sizeof *halves);
-  for (unsigned i = 0; i < 8; i++) elements[i] = halves[i];
-}
-
-/* Their bytes as they are in memory. */
-EACH void lay_out(const PackingWord elements[8], PackingWord element_bytes, unsigned char bytes[32]) {
-  uint16_t halves[8];
-  for (unsigned i = 0; i < 8; i++) halves[i] = (uint16_t)elements[i];
-  if (element_bytes == 4) memcpy(bytes, elements, 32);
-  else memcpy(bytes, halves, 16);
+               PackingOctet memory[4]) {
+  memset(memory, 0, 4 * sizeof *memory);
+  memcpy(memory, data + 8 * octet * element_bytes, (present == 8 ? 8 : present) * element_bytes);
 }
 
 /* ---------------------------------------------------------------------------------- packing */
@@ -45,10 +30,10 @@ EACH PackingSize pack_all(const unsigned char *data, const PackingPlan *plan, Pa
   PackingSize escapes = 0;
   for (PackingSize octet = 0; octet < plan->octets; octet++) {
     const PackingWord present = packing_present(plan, octet), before = (PackingWord)escapes;
-    PackingWord elements[8], escaped;
-    PackingOctet tops, rest[3];
-    load(data, octet, present, element_bytes, elements);
-    packing_split(elements, element_bytes, &tops, rest);
+    PackingWord escaped;
+    PackingOctet memory[4], tops, rest[3];
+    load(data, octet, present, element_bytes, memory);
+    packing_split(memory, element_bytes, &tops, rest);
     const PackingOctet codes = packing_transpose(packing_codes(tops, plan, present, &escaped));
     if (octet % PACKING_OCTETS == 0)
       memcpy(out + sizeof(PackingHeader) + octet / PACKING_OCTETS * sizeof before, &before, sizeof before);
@@ -93,8 +78,7 @@ EACH PackingSize count_all(const unsigned char *data, const PackingPlan *plan, P
   for (PackingSize i = 0; i < plan->elements; i++) {
     PackingWord element = 0;
     memcpy(&element, data + i * element_bytes, element_bytes);
-    const PackingWord top = packing_turn(element, element_bytes) >> (8 * element_bytes - 8);
-    escapes += packing_code(top, plan->base, plan->escape) == plan->escape;
+    escapes += (PackingSize)packing_escapes(element_bytes == 2 ? packing_even(element) : packing_odd(element), plan);
   }
   return escapes;
 }
@@ -140,9 +124,8 @@ EACH void unpack_some(const unsigned char *packed, const PackingHeader *header, 
   PackingWord escape = 0;
   for (; octet * octet_bytes < end; octet++) {
     const PackingSize first = octet * octet_bytes, last = first + octet_bytes;
-    PackingOctet codes = 0, rest[3] = {0};
-    PackingWord elements[8], escaped;
-    unsigned char bytes[32];
+    PackingOctet codes = 0, memory[4], rest[3] = {0};
+    PackingWord escaped;
     if (octet % PACKING_OCTETS == 0)
       memcpy(&escape, packed + sizeof *header + octet / PACKING_OCTETS * sizeof escape, sizeof escape);
     for (PackingWord plane = 0; plane < plan->planes; plane++)
@@ -156,12 +139,11 @@ EACH void unpack_some(const unsigned char *packed, const PackingHeader *header, 
     if (last <= start) continue;
     for (PackingWord byte = 0; byte < element_bytes - 1; byte++)
       memcpy(&rest[byte], packed + plan->rest_at + 8 * (byte * plan->octets + octet), sizeof rest[byte]);
-    packing_join(tops, rest, element_bytes, elements);
-    lay_out(elements, element_bytes, bytes);
-    if (first >= start && last <= end) memcpy(out + (first - start), bytes, (size_t)octet_bytes);
+    packing_join(tops, rest, element_bytes, memory);
+    if (first >= start && last <= end) memcpy(out + (first - start), memory, (size_t)octet_bytes);
     else
       for (PackingSize at = first; at < last; at++)
-        if (at >= start && at < end) out[at - start] = bytes[at - first];
+        if (at >= start && at < end) out[at - start] = ((unsigned char *)memory)[at - first];
   }
 }
 

@@ -85,71 +85,89 @@ PACKING_INLINE int packing_open(const PackingHeader *header, PackingSize packed_
 
 /* -------------------------------------------------------------------------------- elements */
 
-/* Rotated by one bit, the exponent of bf16 and of fp32 is the top byte. */
-PACKING_INLINE PackingWord packing_turn(PackingWord element, PackingWord element_bytes) {
-  return element_bytes == 2 ? (element << 1 | element >> 15) & 0xffffu : element << 1 | element >> 31;
+#define PACKING_EACH(byte) (0x0101010101010101ull * (byte)) /* the same byte 8 times */
+
+/* Bytes 0, 2, 4 and 6. */
+PACKING_INLINE PackingOctet packing_even_bytes(PackingOctet x) {
+  x &= 0x00ff00ff00ff00ffull;
+  x = (x | x >> 8) & 0x0000ffff0000ffffull;
+  return (x | x >> 16) & 0x00000000ffffffffull;
 }
 
-PACKING_INLINE PackingWord packing_turn_back(PackingWord turned, PackingWord element_bytes) {
-  return element_bytes == 2 ? (turned >> 1 | turned << 15) & 0xffffu : turned >> 1 | turned << 31;
+/* Bytes 0 to 3 to those places. */
+PACKING_INLINE PackingOctet packing_spread(PackingOctet x) {
+  x &= 0x00000000ffffffffull;
+  x = (x | x << 16) & 0x0000ffff0000ffffull;
+  return (x | x << 8) & 0x00ff00ff00ff00ffull;
 }
 
-/* Top bytes and the other bytes of 8 elements. */
-PACKING_INLINE void packing_split(const PackingWord elements[8], PackingWord element_bytes, PackingOctet *tops,
+/* Top bytes and the other bytes of 8 elements, of which each of `memory` has 8 bytes. Rotated by one bit to
+ * the left, the exponent of bf16 and of fp32 is the top byte. */
+PACKING_INLINE void packing_split(const PackingOctet memory[4], PackingWord element_bytes, PackingOctet *tops,
                                   PackingOctet rest[3]) {
-  *tops = rest[0] = rest[1] = rest[2] = 0;
-  for (unsigned i = 0; i < 8; i++) {
-    const PackingWord turned = packing_turn(elements[i], element_bytes);
-    *tops |= (PackingOctet)(turned >> (8 * element_bytes - 8)) << 8 * i;
-    rest[0] |= (PackingOctet)(turned & 255) << 8 * i;
-    if (element_bytes == 2) continue;
-    rest[1] |= (PackingOctet)(turned >> 8 & 255) << 8 * i;
-    rest[2] |= (PackingOctet)(turned >> 16 & 255) << 8 * i;
+  PackingOctet turned[4], low[2], high[2];
+  if (element_bytes == 2) {
+    for (unsigned i = 0; i < 2; i++)
+      turned[i] = (memory[i] << 1 & 0xfffefffefffefffeull) | (memory[i] >> 15 & 0x0001000100010001ull);
+    rest[0] = packing_even_bytes(turned[0]) | packing_even_bytes(turned[1]) << 32;
+    *tops = packing_even_bytes(turned[0] >> 8) | packing_even_bytes(turned[1] >> 8) << 32;
+    return;
   }
+  for (unsigned i = 0; i < 4; i++)
+    turned[i] = (memory[i] << 1 & 0xfffffffefffffffeull) | (memory[i] >> 31 & 0x0000000100000001ull);
+  for (unsigned i = 0; i < 2; i++) { /* bytes 0 and 2, and bytes 1 and 3, of 4 elements */
+    low[i] = packing_even_bytes(turned[2 * i]) | packing_even_bytes(turned[2 * i + 1]) << 32;
+    high[i] = packing_even_bytes(turned[2 * i] >> 8) | packing_even_bytes(turned[2 * i + 1] >> 8) << 32;
+  }
+  rest[0] = packing_even_bytes(low[0]) | packing_even_bytes(low[1]) << 32;
+  rest[1] = packing_even_bytes(high[0]) | packing_even_bytes(high[1]) << 32;
+  rest[2] = packing_even_bytes(low[0] >> 8) | packing_even_bytes(low[1] >> 8) << 32;
+  *tops = packing_even_bytes(high[0] >> 8) | packing_even_bytes(high[1] >> 8) << 32;
 }
 
 PACKING_INLINE void packing_join(PackingOctet tops, const PackingOctet rest[3], PackingWord element_bytes,
-                                 PackingWord elements[8]) {
-  for (unsigned i = 0; i < 8; i++) {
-    PackingWord turned = (PackingWord)(tops >> 8 * i & 255) << (8 * element_bytes - 8);
-    turned |= (PackingWord)(rest[0] >> 8 * i & 255);
-    if (element_bytes == 4)
-      turned |= (PackingWord)(rest[1] >> 8 * i & 255) << 8 | (PackingWord)(rest[2] >> 8 * i & 255) << 16;
-    elements[i] = packing_turn_back(turned, element_bytes);
+                                 PackingOctet memory[4]) {
+  for (unsigned i = 0; i < 2; i++) { /* 4 elements each */
+    const PackingOctet top = packing_spread(tops >> 32 * i) << 8;
+    if (element_bytes == 2) {
+      const PackingOctet turned = top | packing_spread(rest[0] >> 32 * i);
+      memory[i] = (turned >> 1 & 0x7fff7fff7fff7fffull) | (turned & 0x0001000100010001ull) << 15;
+      continue;
+    }
+    const PackingOctet high = top | packing_spread(rest[2] >> 32 * i);
+    const PackingOctet low = packing_spread(rest[1] >> 32 * i) << 8 | packing_spread(rest[0] >> 32 * i);
+    for (unsigned j = 0; j < 2; j++) { /* 2 elements each */
+      const PackingOctet up = (high >> 32 * j & 0xffffull) << 16 | (high >> (32 * j + 16) & 0xffffull) << 48;
+      const PackingOctet down = (low >> 32 * j & 0xffffull) | (low >> (32 * j + 16) & 0xffffull) << 32;
+      const PackingOctet turned = up | down;
+      memory[2 * i + j] = (turned >> 1 & 0x7fffffff7fffffffull) | (turned & 0x0000000100000001ull) << 31;
+    }
   }
 }
 
 /* ----------------------------------------------------------------------------------- codes */
 
-PACKING_INLINE PackingWord packing_code(PackingWord top, PackingWord base, PackingWord escape) {
-  const PackingWord offset = (top - base) & 255;
-  return offset < escape ? offset : escape;
-}
-
-/* The codes of the first `present` elements, zeros for the others; bit i of `escaped`: element i's is an escape. */
+/* Codes of 8 top bytes, of which the first `present` count and the others have code 0. Bit i of `escaped`: that of
+ * element i is an escape. */
 PACKING_INLINE PackingOctet packing_codes(PackingOctet tops, const PackingPlan *plan, PackingWord present,
                                           PackingWord *escaped) {
-  PackingOctet codes = 0;
-  *escaped = 0;
-  for (unsigned i = 0; i < 8; i++) {
-    const PackingWord code = packing_code((PackingWord)(tops >> 8 * i & 255), plan->base, plan->escape);
-    codes |= (PackingOctet)(i < present ? code : 0) << 8 * i;
-    *escaped |= (PackingWord)(i < present && code == plan->escape) << i;
-  }
-  return codes;
+  const PackingOctet signs = PACKING_EACH(0x80), base = PACKING_EACH(plan->base);
+  const PackingOctet there = present == 8 ? ~0ull : (1ull << 8 * present) - 1;
+  const PackingOctet offsets = ((tops | signs) - (base & ~signs)) ^ ((tops ^ ~base) & signs);
+  const PackingOctet outside = ((offsets & ~signs) + PACKING_EACH(128 - plan->escape)) | offsets;
+  const PackingOctet is_escape = (outside & signs & there) >> 7, all_bits = is_escape * 255;
+  *escaped = (PackingWord)(is_escape * 0x0102040810204080ull >> 56);
+  return ((offsets & ~all_bits) | (PACKING_EACH(plan->escape) & all_bits)) & there;
 }
 
 /* The same top bytes, but for those that escaped. */
 PACKING_INLINE PackingOctet packing_tops(PackingOctet codes, const PackingPlan *plan, PackingWord present,
                                          PackingWord *escaped) {
-  PackingOctet tops = 0;
-  *escaped = 0;
-  for (unsigned i = 0; i < 8; i++) {
-    const PackingWord code = (PackingWord)(codes >> 8 * i & 255);
-    tops |= (PackingOctet)((code + plan->base) & 255) << 8 * i;
-    *escaped |= (PackingWord)(i < present && code == plan->escape) << i;
-  }
-  return tops;
+  const PackingOctet signs = PACKING_EACH(0x80), base = PACKING_EACH(plan->base);
+  const PackingOctet there = present == 8 ? ~0ull : (1ull << 8 * present) - 1;
+  const PackingOctet is_escape = (codes + PACKING_EACH(1)) >> plan->planes & PACKING_EACH(1) & there;
+  *escaped = (PackingWord)(is_escape * 0x0102040810204080ull >> 56);
+  return ((codes & ~signs) + (base & ~signs)) ^ ((codes ^ base) & signs);
 }
 
 PACKING_INLINE PackingOctet packing_with(PackingOctet tops, unsigned i, PackingWord top) {
@@ -192,9 +210,13 @@ PACKING_INLINE PackingSize packing_sample_at(PackingSize size_bytes, PackingWord
   return at;
 }
 
-/* The top bytes that 4 bytes have as one element (`odd`), or as two (`even` and `odd`). */
+/* The top bytes that 4 bytes have as one element (`odd`), or as two (`even` and `odd`), and their codes. */
 PACKING_INLINE PackingWord packing_even(PackingWord pair) { return pair >> 7 & 255; }
 PACKING_INLINE PackingWord packing_odd(PackingWord pair) { return pair >> 23 & 255; }
+
+PACKING_INLINE int packing_escapes(PackingWord top, const PackingPlan *plan) {
+  return ((top - plan->base) & 255) >= plan->escape;
+}
 
 /* Bits that sampled elements take: smaller is better, and of equals the narrower layout. */
 PACKING_INLINE PackingSize packing_rank(PackingSize elements, PackingSize escapes, PackingWord element_bytes,

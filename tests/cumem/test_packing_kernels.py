@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import random
 import shutil
+import struct
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sleepbackends.hostmemory import driver as host
-from sleepbackends.vmm.packing.layout import Header, Layout
+from sleepbackends.vmm import address_space
+from sleepbackends.vmm.fingerprint import Span
+from sleepbackends.vmm.packing import host as host_packing
+from sleepbackends.vmm.packing.layout import MOST_BYTES, Header, Layout
 from tests.native.build import compile_kernels
 from tests.packing import (
     CONTENTS,
@@ -35,23 +41,30 @@ SIZES = st.one_of(st.integers(0, 600), st.integers(8100, 8300), st.integers(0, 5
 
 
 class Kernels:
-    """Runs them on memory that ends where it may not be touched."""
+    """Runs them on memory behind which nothing is mapped."""
 
     def __init__(self, library: Any) -> None:
-        self._library = library
+        p, n, w = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint
+        library.survey_on_host.argtypes = (p, w, p)
+        library.count_on_host.argtypes = (p, w, w, p)
+        library.tally_on_host.argtypes = (p, n, w, p, w, w)
+        library.prefix_on_host.argtypes = (p, n, w, p, n)
+        library.pack_on_host.argtypes = (p, n, w, p, n, w, w)
+        library.unpack_on_host.argtypes = (p, n, p, n, w, w)
+        self.library = library
         self._start = host.reserve(3 * ROOM_BYTES)
-        for at in (self._start, self._start + 2 * ROOM_BYTES - ROOM_BYTES // 2):
-            host.map_memory(at, ROOM_BYTES // 2)
+        self._ends = [self._start + ROOM_BYTES, self._start + 3 * ROOM_BYTES]
+        for end in self._ends:
+            host.map_memory(end - ROOM_BYTES, ROOM_BYTES)
 
     def close(self) -> None:
         host.release(self._start, 3 * ROOM_BYTES)
 
-    def _put(self, data: bytes, first: bool = True) -> int:
+    def _put(self, data: bytes, place: int) -> int:
         """Place bytes at a multiple of 16; behind up to 15 others nothing is mapped."""
-        end = self._start + (ROOM_BYTES // 2 if first else 2 * ROOM_BYTES)
-        address = end - (len(data) + 15) // 16 * 16
+        address = self._ends[place] - (len(data) + 15) // 16 * 16
         ctypes.memmove(address - 64, GUARD, 64)
-        ctypes.memmove(address, data + GUARD[: -len(data) % 16], end - address)
+        ctypes.memmove(address, data + GUARD[: -len(data) % 16], self._ends[place] - address)
         return address
 
     def _take(self, address: int, size_bytes: int) -> bytes:
@@ -63,26 +76,22 @@ class Kernels:
     def pack(
         self, data: bytes, layout: Layout, capacity_bytes: int, changed: bytes | None = None
     ) -> bytes:
-        source, target = self._put(data), self._put(b"\xee" * capacity_bytes, first=False)
-        tiles = -(-len(data) // layout.element_bytes // TILE)
-        keep = ctypes.create_string_buffer((changed or b"") + bytes(32))
-        other = ctypes.addressof(keep) + -ctypes.addressof(keep) % 16
-        ctypes.memmove(other, changed or b"", len(changed or b""))
-        self._library.pack_on_host(
-            *(ctypes.c_void_p(source), ctypes.c_void_p(source if changed is None else other)),
-            *(ctypes.c_uint64(len(data)), layout.code, tiles),
-            *(ctypes.c_void_p(target), ctypes.c_uint64(capacity_bytes)),
-        )
-        assert self._take(source, len(data)) == data, "it is only read"
+        """Pack bytes that are others when the last launch begins."""
+        source, target = self._put(data, 0), self._put(b"\xee" * capacity_bytes, 1)
+        tiles = -(-(len(data) // layout.element_bytes) // TILE)
+        what = (source, len(data), layout.code, target)
+        self.library.tally_on_host(*what, 0, tiles)
+        self.library.prefix_on_host(*what, capacity_bytes)
+        if changed is not None:
+            ctypes.memmove(source, changed, len(changed))
+        self.library.pack_on_host(*what, capacity_bytes, 0, tiles)
+        assert self._take(source, len(data)) == (data if changed is None else changed)
         return self._take(target, capacity_bytes)
 
     def unpack(self, packed: bytes, size_bytes: int) -> bytes:
-        source, target = self._put(packed), self._put(b"\xdd" * size_bytes, first=False)
-        self._library.unpack_on_host(
-            *(ctypes.c_void_p(source), ctypes.c_uint64(len(packed))),
-            *(ctypes.c_void_p(target), ctypes.c_uint64(size_bytes)),
-            max(1, -(-size_bytes // (2 * TILE))),
-        )
+        source, target = self._put(packed, 0), self._put(b"\xdd" * size_bytes, 1)
+        tiles = max(1, -(-size_bytes // (2 * TILE)))
+        self.library.unpack_on_host(source, len(packed), target, size_bytes, 0, tiles)
         assert self._take(source, len(packed)) == packed, "it is only read"
         return self._take(target, size_bytes)
 
@@ -97,9 +106,9 @@ class Kernels:
         table = (ctypes.c_uint64 * len(words))(*words)
         found = (ctypes.c_uint64 * (len(words) + 2))()
         if blocks:
-            self._library.count_on_host(table, len(datas), blocks, found)
+            self.library.count_on_host(table, len(datas), blocks, found)
         else:
-            self._library.survey_on_host(table, len(datas), found)
+            self.library.survey_on_host(table, len(datas), found)
         assert list(found[-2:]) == [0, 0]
         return list(zip(found[:-2:2], found[1:-2:2], strict=True))
 
@@ -163,15 +172,22 @@ def test_without_room_for_all_escapes_the_header_says_so(
 def test_what_changes_while_it_is_packed_goes_nowhere_else(
     kernels: Kernels, before: str, after: str, size: int, seed: int, layout: Layout
 ) -> None:
-    """Between two launches: whatever it is packed to, it can be unpacked, to as many bytes."""
+    """Between two launches: the guards tell. What it is packed to can be unpacked to something."""
     data, changed = contents(before, size, seed), contents(after, size, seed)
-    expected = reference_pack(data, *triple(layout))
+    expected, other = (reference_pack(each, *triple(layout)) for each in (data, changed))
     packed = kernels.pack(data, layout, len(expected), changed)
-    table_end = layout.packed_bytes(size, 0) - layout.packed_bytes(0, 0) + 48
-    assert len(packed) == len(expected)
-    assert packed[:32] == expected[:32]
-    assert kernels.unpack(packed, size) == kernels.unpack(packed, size)
-    assert table_end >= 48
+    whole = size - size % layout.element_bytes
+    escapes_at = fixed_bytes(layout, size)
+    # The header and the table are of what was before, codes and the other bytes of what was after.
+    table_end = 32 + 4 * (-(-(-(-whole // layout.element_bytes // TILE) + 1) // 4) * 4)
+    assert packed[:table_end] == expected[:table_end]
+    assert packed[table_end:escapes_at] == other[table_end:escapes_at]
+    assert kernels.unpack(packed, size) != b"\xdd" * size or not size
+
+
+def fixed_bytes(layout: Layout, size_bytes: int) -> int:
+    """Where escapes begin."""
+    return layout.packed_bytes(size_bytes, 16) - 16
 
 
 @settings(max_examples=60, deadline=None)
@@ -218,24 +234,98 @@ def test_they_survey_and_count(
     assert counted == [(reference_escapes(data, *triple(layout)), 0) for data in datas]
 
 
-def test_many_tiles(kernels: Kernels) -> None:
-    """More than one step of the launch that adds up what tiles have."""
-    layout, generator = Layout(2, 1, 3), np.random.default_rng(1)
-    data = generator.integers(0, 7, 4 * 4096 + 100).astype(np.uint8).tobytes()
-    assert kernels.rows([data], [layout], 3) == [(reference_escapes(data, 2, 1, 3), 0)]
+@pytest.mark.parametrize("tiles", [1, 3, 511, 512, 513, 1500])
+def test_what_many_tiles_have_is_added_up(kernels: Kernels, tiles: int) -> None:
+    layout, source = Layout(4, 2, 7), random.Random(tiles)  # noqa: S311 - test data
+    size_bytes = 4 * (TILE * tiles - 1) + 3
+    counts = [source.randrange(TILE) for _ in range(tiles)]
+    data, packed = Sparse(size_bytes), Sparse(layout.packed_bytes(size_bytes, sum(counts)))
+    data.write(size_bytes - 3, b"end")
+    packed.write(32, struct.pack(f"<{tiles}I", *counts))
+    what = (data.address, size_bytes, layout.code, packed.address)
+    kernels.library.prefix_on_host(*what, packed.size_bytes)
+    header = Header.read(packed.read(0, 32))
+    assert header == (layout, size_bytes, sum(counts), True)
+    assert packed.read(20, 12) == b"end" + bytes(9)
+    entries = struct.unpack(f"<{tiles + 1}I", packed.read(32, 4 * (tiles + 1)))
+    assert list(entries) == [0, *accumulate(counts)]
+    data.close()
+    packed.close()
+
+
+class Sparse:
+    """Much memory, of which only what is touched is there."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self._room = host.round_up(size_bytes, mmap.PAGESIZE)
+        self.address = host.reserve(self._room)
+        host.map_memory(self.address, self._room)
+
+    def write(self, offset: int, data: bytes) -> None:
+        ctypes.memmove(self.address + offset, data, len(data))
+
+    def read(self, offset: int, size_bytes: int) -> bytes:
+        return ctypes.string_at(self.address + offset, size_bytes)
+
+    def close(self) -> None:
+        host.release(self.address, self._room)
+
+
+@pytest.mark.parametrize("layout", [Layout(2, 3, 118), Layout(4, 7, 40)], ids=str)
+def test_the_last_tiles_of_the_largest_span(
+    kernels: Kernels, native_library: Path, monkeypatch: pytest.MonkeyPatch, layout: Layout
+) -> None:
+    """Numbers of bytes need more than 32 bits there, and so do offsets of packed ones."""
+    monkeypatch.setattr(address_space, "_FOLDER", native_library.parent)
+    size_bytes, element_bytes = MOST_BYTES, layout.element_bytes
+    tile_bytes = TILE * element_bytes
+    tiles, last = size_bytes // tile_bytes, 2
+    end = contents("outliers", last * tile_bytes, 5)
+    small = reference_pack(end, *triple(layout))
+    escapes = reference_escapes(end, *triple(layout))
+    assert escapes
+    data, back = Sparse(size_bytes), Sparse(size_bytes)
+    packed = Sparse(layout.packed_bytes(size_bytes, escapes))
+    data.write(size_bytes - len(end), end)
+    what = (data.address, size_bytes, layout.code, packed.address)
+    kernels.library.tally_on_host(*what, tiles - last, last)
+    # All but the last tiles are as if they had no escapes.
+    kernels.library.prefix_on_host(*what, packed.size_bytes)
+    kernels.library.pack_on_host(*what, packed.size_bytes, tiles - last, last)
+
+    octets, few = size_bytes // element_bytes // 8, len(end) // element_bytes // 8
+    at, small_at = fixed_bytes(layout, size_bytes), fixed_bytes(layout, len(end))
+    assert packed.read(at, packed.size_bytes - at) == small[small_at:]
+    for _ in range(element_bytes - 1):
+        at, small_at = at - 8 * octets, small_at - 8 * few
+        assert packed.read(at + 8 * (octets - few), 8 * few) == small[small_at:][: 8 * few]
+    for _ in range(layout.planes):
+        at, small_at = at - octets, small_at - few
+        assert packed.read(at + octets - few, few) == small[small_at:][:few]
+
+    source = (packed.address, packed.size_bytes)
+    first = size_bytes // (2 * TILE) - last if element_bytes == 2 else tiles - last
+    kernels.library.unpack_on_host(*source, back.address, size_bytes, first, last)
+    assert back.read(size_bytes - len(end), len(end)) == end
+    on_host = ctypes.create_string_buffer(len(end))
+    offset = size_bytes - len(end)
+    host_packing.unpack(Span(*source), ctypes.addressof(on_host), len(end), offset)
+    assert on_host.raw == end
+    for each in (data, packed, back):
+        each.close()
 
 
 @pytest.mark.parametrize("size_bytes", [1, 2, 15, 16, 17, 4095, 8192, 8200])
 def test_nothing_behind_the_end_is_read(kernels: Kernels, size_bytes: int) -> None:
     """The page behind is not there: reading it would end this process."""
-    start = host.reserve(2 * mmap.PAGESIZE * 4)
-    host.map_memory(start, mmap.PAGESIZE * 4)
-    try:
-        address = start + 4 * mmap.PAGESIZE - (size_bytes + 15) // 16 * 16
-        table = (ctypes.c_uint64 * 2)(address, size_bytes | Layout(2, 3, 0).code >> 8 << 40)
-        found = (ctypes.c_uint64 * 2)()
-        kernels._library.survey_on_host(table, 1, found)
-        kernels._library.count_on_host(table, 1, 2, found)
-        assert found[0] in (0, 1) or size_bytes > 4
-    finally:
-        host.release(start, 8 * mmap.PAGESIZE)
+    start = host.reserve(4 * mmap.PAGESIZE)
+    host.map_memory(start, 3 * mmap.PAGESIZE)
+    address = start + 3 * mmap.PAGESIZE - (size_bytes + 15) // 16 * 16
+    table = (ctypes.c_uint64 * 2)(address, size_bytes | Layout(2, 3, 1).code >> 8 << 40)
+    found = (ctypes.c_uint64 * 2)()
+    kernels.library.survey_on_host(table, 1, found)
+    found[0] = 0
+    kernels.library.count_on_host(table, 1, 2, found)
+    assert found[0] == size_bytes // 2, "zeros are outside of the window"
+    host.release(start, 4 * mmap.PAGESIZE)

@@ -98,9 +98,9 @@ static void run_block(int threads, char *stacks) {
   }
 }
 
-// Runs a kernel, with its arguments where `kernel` finds them.
-static void run_grid(unsigned blocks, int threads, void (*kernel)()) {
+// Runs some blocks of a kernel, which finds its arguments itself.
+static void run_grid(unsigned blocks, int threads, void (*kernel)(), unsigned first = 0) {
   static std::vector<char> stacks(static_cast<std::size_t>(MOST_THREADS) * STACK_BYTES);
   body = kernel;
-  for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) run_block(threads, stacks.data());
+  for (blockIdx.x = first; blockIdx.x < first + blocks; blockIdx.x++) run_block(threads, stacks.data());
 }

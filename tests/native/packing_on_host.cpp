@@ -43,19 +43,27 @@ void count_on_host(const Span *spans, unsigned count, unsigned blocks_per_span, 
   run_grid(count * blocks_per_span, THREADS, run_count);
 }
 
-// `changed` is what the last launch finds in the place of `data`.
-void pack_on_host(unsigned char *data, unsigned char *changed, PackingSize size_bytes, unsigned layout, unsigned tiles,
-                  unsigned char *packed, PackingSize capacity) {
+void tally_on_host(unsigned char *data, PackingSize size_bytes, unsigned layout, unsigned char *packed, unsigned first,
+                   unsigned blocks) {
+  memory = {data, packed, size_bytes, 0, layout};
+  run_grid(blocks, THREADS, run_tally, first);
+}
+
+void prefix_on_host(unsigned char *data, PackingSize size_bytes, unsigned layout, unsigned char *packed,
+                    PackingSize capacity) {
   memory = {data, packed, size_bytes, capacity, layout};
-  run_grid(tiles, THREADS, run_tally);
   run_grid(1, THREADS, run_prefix);
-  memory.data = changed;
-  run_grid(tiles, THREADS, run_pack);
+}
+
+void pack_on_host(unsigned char *data, PackingSize size_bytes, unsigned layout, unsigned char *packed,
+                  PackingSize capacity, unsigned first, unsigned blocks) {
+  memory = {data, packed, size_bytes, capacity, layout};
+  run_grid(blocks, THREADS, run_pack, first);
 }
 
 void unpack_on_host(unsigned char *packed, PackingSize packed_bytes, unsigned char *data, PackingSize size_bytes,
-                    unsigned tiles) {
+                    unsigned first, unsigned blocks) {
   memory = {data, packed, size_bytes, packed_bytes, 0};
-  run_grid(tiles, THREADS, run_unpack);
+  run_grid(blocks, THREADS, run_unpack, first);
 }
 }

@@ -55,50 +55,36 @@ static __device__ __forceinline__ unsigned sum_before(unsigned number, unsigned 
 
 /* Zeros stand for elements that are not there. */
 static __device__ __forceinline__ void load(const unsigned char *data, PackingSize octet, PackingWord present,
-                                            PackingWord element_bytes, PackingWord elements[8]) {
+                                            PackingWord element_bytes, PackingOctet memory[4]) {
   const unsigned char *from = data + 8 * octet * element_bytes;
+  memory[0] = memory[1] = memory[2] = memory[3] = 0;
   if (present == 8) {
-    const uint4 low = __ldcs((const uint4 *)from);
-    if (element_bytes == 2) {
-      const unsigned pairs[4] = {low.x, low.y, low.z, low.w};
 #pragma unroll
-      for (unsigned i = 0; i < 8; i++) elements[i] = pairs[i / 2] >> 16 * (i % 2) & 0xffffu;
-    } else {
-      const uint4 high = __ldcs((const uint4 *)from + 1);
-      elements[0] = low.x, elements[1] = low.y, elements[2] = low.z, elements[3] = low.w;
-      elements[4] = high.x, elements[5] = high.y, elements[6] = high.z, elements[7] = high.w;
+    for (unsigned i = 0; i < element_bytes / 2; i++) {
+      const ulonglong2 pair = __ldcs((const ulonglong2 *)from + i);
+      memory[2 * i] = pair.x, memory[2 * i + 1] = pair.y;
     }
     return;
   }
 #pragma unroll
-  for (unsigned i = 0; i < 8; i++) {
-    elements[i] = 0;
-    if (i >= present) continue;
-    elements[i] = element_bytes == 2 ? ((const unsigned short *)from)[i] : ((const unsigned *)from)[i];
-  }
+  for (unsigned i = 0; i < 8 * element_bytes; i++)
+    if (i < present * element_bytes) memory[i / 8] |= (PackingOctet)from[i] << 8 * (i % 8);
 }
 
 static __device__ __forceinline__ void store(unsigned char *data, PackingSize octet, PackingWord present,
-                                             PackingWord element_bytes, const PackingWord elements[8]) {
+                                             PackingWord element_bytes, const PackingOctet memory[4]) {
   unsigned char *to = data + 8 * octet * element_bytes;
   if (present == 8) {
-    uint4 low = {elements[0], elements[1], elements[2], elements[3]};
-    if (element_bytes == 2) {
-      low.x = elements[0] | elements[1] << 16, low.y = elements[2] | elements[3] << 16;
-      low.z = elements[4] | elements[5] << 16, low.w = elements[6] | elements[7] << 16;
-    } else {
-      const uint4 high = {elements[4], elements[5], elements[6], elements[7]};
-      ((uint4 *)to)[1] = high;
+#pragma unroll
+    for (unsigned i = 0; i < element_bytes / 2; i++) {
+      const ulonglong2 pair = {memory[2 * i], memory[2 * i + 1]};
+      ((ulonglong2 *)to)[i] = pair;
     }
-    *(uint4 *)to = low;
     return;
   }
 #pragma unroll
-  for (unsigned i = 0; i < 8; i++) {
-    if (i >= present) continue;
-    if (element_bytes == 2) ((unsigned short *)to)[i] = (unsigned short)elements[i];
-    else ((unsigned *)to)[i] = elements[i];
-  }
+  for (unsigned i = 0; i < 8 * element_bytes; i++)
+    if (i < present * element_bytes) to[i] = (unsigned char)(memory[i / 8] >> 8 * (i % 8));
 }
 
 static __device__ __forceinline__ unsigned *table_of(unsigned char *packed) {
@@ -111,11 +97,11 @@ static __device__ __forceinline__ void tally_tile(const unsigned char *data, con
                                                   PackingWord element_bytes, unsigned char *packed) {
   const PackingSize octet = (PackingSize)blockIdx.x * THREADS + threadIdx.x;
   const PackingWord present = packing_present(&plan, octet);
-  PackingWord elements[8], escaped;
-  PackingOctet tops, rest[3];
+  PackingOctet memory[4], tops, rest[3];
+  PackingWord escaped;
   unsigned sum;
-  load(data, octet, present, element_bytes, elements);
-  packing_split(elements, element_bytes, &tops, rest);
+  load(data, octet, present, element_bytes, memory);
+  packing_split(memory, element_bytes, &tops, rest);
   packing_codes(tops, &plan, present, &escaped);
   sum_before(__popc(escaped), &sum);
   if (threadIdx.x == 0) table_of(packed)[blockIdx.x] = sum;
@@ -158,11 +144,11 @@ static __device__ __forceinline__ void pack_tile(const unsigned char *data, cons
   const PackingSize octet = (PackingSize)blockIdx.x * THREADS + threadIdx.x;
   const PackingWord present = packing_present(&plan, octet);
   const unsigned *table = table_of(packed);
-  PackingWord elements[8], escaped;
-  PackingOctet tops, rest[3];
+  PackingOctet memory[4], tops, rest[3];
+  PackingWord escaped;
   unsigned sum;
-  load(data, octet, present, element_bytes, elements);
-  packing_split(elements, element_bytes, &tops, rest);
+  load(data, octet, present, element_bytes, memory);
+  packing_split(memory, element_bytes, &tops, rest);
   const PackingOctet codes = packing_transpose(packing_codes(tops, &plan, present, &escaped));
   PackingSize escape = (PackingSize)table[blockIdx.x] + sum_before(__popc(escaped), &sum);
   if (octet >= plan.octets) return;
@@ -194,8 +180,8 @@ static __device__ __forceinline__ void unpack_tile(const unsigned char *packed, 
   const PackingSize octet = (PackingSize)blockIdx.x * THREADS + threadIdx.x;
   const PackingWord present = packing_present(&plan, octet);
   const bool is_there = octet < plan.octets;
-  PackingOctet codes = 0, rest[3] = {0, 0, 0};
-  PackingWord elements[8], escaped;
+  PackingOctet codes = 0, memory[4], rest[3] = {0, 0, 0};
+  PackingWord escaped;
   unsigned sum;
   if (is_there) {
     for (PackingWord plane = 0; plane < plan.planes; plane++)
@@ -210,8 +196,8 @@ static __device__ __forceinline__ void unpack_tile(const unsigned char *packed, 
   for (; escaped; escaped &= escaped - 1, escape++)
     tops = packing_with(tops, (unsigned)__ffs((int)escaped) - 1,
                         escape < escapes ? packed[plan.escapes_at + escape] : 0);
-  packing_join(tops, rest, element_bytes, elements);
-  store(data, octet, present, element_bytes, elements);
+  packing_join(tops, rest, element_bytes, memory);
+  store(data, octet, present, element_bytes, memory);
 }
 
 /* A block for each tile that there would be of elements of 2 bytes, and one for nothing. */
@@ -273,9 +259,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) survey(const Span *spans, 
 
 /* Escapes among the elements in 4 bytes. */
 static __device__ __forceinline__ unsigned escapes_in(unsigned pair, const PackingPlan &plan) {
-  const bool odd = packing_code(packing_odd(pair), plan.base, plan.escape) == plan.escape;
-  const bool even = packing_code(packing_even(pair), plan.base, plan.escape) == plan.escape;
-  return odd + (plan.element_bytes == 2 && even);
+  const unsigned odd = (unsigned)packing_escapes(packing_odd(pair), &plan);
+  return plan.element_bytes == 2 ? odd + (unsigned)packing_escapes(packing_even(pair), &plan) : odd;
 }
 
 static __device__ __forceinline__ unsigned escapes_in_four(uint4 four, const PackingPlan &plan) {
@@ -311,7 +296,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const unsigned char *element = (const unsigned char *)span.address + last;
     const unsigned top = plan.element_bytes == 2 ? packing_even(*(const unsigned short *)element)
                                                  : packing_odd(*(const unsigned *)element);
-    escapes += packing_code(top, plan.base, plan.escape) == plan.escape;
+    escapes += (unsigned)packing_escapes(top, &plan);
   }
   escapes = sum_of_warp(escapes);
   __shared__ unsigned of_warps[WARPS];
