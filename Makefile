@@ -26,7 +26,10 @@ system-packages:
 
 install: $(VENV)/installed
 
-$(VENV)/installed: pyproject.toml $(CONSTRAINTS) $(addsuffix /pyproject.toml,$(EXAMPLES))
+# The native libraries are compiled when the package is installed.
+NATIVE := hatch_build.py $(wildcard sleepbackends/_native/*.[ch])
+
+$(VENV)/installed: pyproject.toml $(CONSTRAINTS) $(NATIVE) $(addsuffix /pyproject.toml,$(EXAMPLES))
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet $(addprefix --constraint ,$(CONSTRAINTS)) \

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from sleepbackends.vmm.packing.layout import Layout
+from tests.packing import contents, reference_pack
 from tests.simulators.cuda import Simulator
 from tests.simulators.cuda.driving import UNIT_BYTES, Driven, read, write
 
@@ -175,3 +177,100 @@ def test_modules_are_counted_until_they_or_their_context_end(
     assert simulator.process_usage().live_modules == 1
     cuda.call("cuDevicePrimaryCtxRelease", 0)
     assert simulator.process_usage().live_modules == 0
+
+
+class TestPacking:
+    """What the kernels of packing take; what they make of it is tested where they are used."""
+
+    SIZE, TILES, ROOM = 20_000, 3, 16_000
+    LAYOUT = Layout(2, 3, 118)
+
+    @pytest.fixture
+    def at(self, cuda: Driven) -> int:
+        return cuda.block().address
+
+    def launch(self, cuda: Driven, module: Any, name: str, **other: int) -> tuple[Any, ...]:
+        """What to call for a launch over the start of a block, packed behind it."""
+        at = other["at"]
+        data, packed = (at, self.SIZE), at + UNIT_BYTES // 2
+        code, room = other.get("code", self.LAYOUT.code), other.get("room", self.ROOM)
+        values: tuple[int, ...] = (*data, code, packed, room)
+        p, n, w = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint
+        types: tuple[Any, ...] = (p, n, w, p, n)
+        if name == "tally":
+            values, types = values[:-1], types[:-1]
+        elif name == "unpack":
+            values, types = (packed, room, *data), (p, n, p, n)
+        grid = other.get("grid", 1 if name == "prefix" else self.TILES)
+        function = cuda.call("cuModuleGetFunction", module, name.encode())
+        shape = (grid, 1, 1, other.get("block", 512), 1, 1)
+        return ("cuLaunchKernel", function, *shape, 0, 0, (values, types), 0)
+
+    def test_each_does_its_part(self, cuda: Driven, module: Any, at: int) -> None:
+        data = contents("outliers", self.SIZE, 1)
+        expected = reference_pack(data, 2, 3, 118)
+        write(at, data)
+        for name in ("tally", "prefix", "pack"):
+            cuda.call(*self.launch(cuda, module, name, at=at))
+        cuda.call("cuCtxSynchronize")
+        assert read(at + UNIT_BYTES // 2, len(expected)) == expected
+        write(at, bytes(self.SIZE))
+        cuda.call(*self.launch(cuda, module, "unpack", at=at))
+        cuda.call("cuCtxSynchronize")
+        assert read(at, self.SIZE) == data
+
+    def test_one_that_is_left_out_is_missed(self, cuda: Driven, module: Any, at: int) -> None:
+        data = contents("outliers", self.SIZE, 1)
+        expected = reference_pack(data, 2, 3, 118)
+        write(at, data)
+        for missing in ("tally", "prefix", "pack"):
+            write(at + UNIT_BYTES // 2, b"\1" * self.ROOM)
+            for name in ("tally", "prefix", "pack"):
+                if name != missing:
+                    cuda.call(*self.launch(cuda, module, name, at=at))
+            cuda.call("cuCtxSynchronize")
+            assert read(at + UNIT_BYTES // 2, len(expected)) != expected
+
+    @pytest.mark.parametrize("name", ["tally", "prefix", "pack", "unpack"])
+    def test_what_is_refused(
+        self, simulator: Simulator, cuda: Driven, module: Any, at: int, name: str
+    ) -> None:
+        wrong: list[dict[str, int]] = [{"grid": 4}, {"grid": 2}, {"block": 256}, {"at": at + 8}]
+        if name == "unpack":
+            wrong.append({"room": 31})
+        else:
+            wrong.append({"code": 0})
+        if name in ("prefix", "pack"):
+            wrong.append({"room": self.LAYOUT.packed_bytes(self.SIZE, 0) - 1})
+        for each in wrong:
+            call = self.launch(cuda, module, name, **{"at": at, **each})
+            assert cuda.refusal(*call) == "INVALID_VALUE", each
+        assert simulator.process_usage().queued_operations == 0
+
+    @pytest.mark.parametrize("name", ["tally", "prefix", "pack", "unpack"])
+    def test_memory_that_is_not_there_breaks_the_context(
+        self, simulator: Simulator, cuda: Driven, module: Any, name: str
+    ) -> None:
+        cuda.call(*self.launch(cuda, module, name, at=cuda.reserve()))
+        assert cuda.refusal("cuCtxSynchronize") == "ILLEGAL_ADDRESS"
+        assert simulator.violations() == {"queued_copy_faulted": 1}
+
+    @pytest.mark.parametrize("name", ["survey", "count"])
+    def test_rows_are_of_memory_that_is_there(
+        self, simulator: Simulator, cuda: Driven, module: Any, name: str
+    ) -> None:
+        rows = cuda.block().address
+        put(rows, cuda.reserve(), 4096 | self.LAYOUT.code >> 8 << 40)
+        p, w = ctypes.c_void_p, ctypes.c_uint
+        values = [rows, 1, rows + 64]
+        types: list[Any] = [p, w, p]
+        if name == "count":
+            values, types = [rows, 1, 1, rows + 64], [p, w, w, p]
+        function = cuda.call("cuModuleGetFunction", module, name.encode())
+        shape = (1, 1, 1, 512, 1, 1)
+        wrong = (1, 1, 1, 256, 1, 1)
+        launch, rest = ("cuLaunchKernel", function), (0, 0, (tuple(values), tuple(types)), 0)
+        assert cuda.refusal(*launch, *wrong, *rest) == "INVALID_VALUE"
+        cuda.call(*launch, *shape, *rest)
+        assert cuda.refusal("cuCtxSynchronize") == "ILLEGAL_ADDRESS"
+        assert simulator.violations() == {"queued_copy_faulted": 1}

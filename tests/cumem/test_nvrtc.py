@@ -5,13 +5,13 @@
 from __future__ import annotations
 
 import enum
+import re
 import sys
 from typing import Any
 
 import pytest
 
-from sleepbackends.cumem import nvrtc
-from sleepbackends.cumem.fingerprint import kernel_source
+from sleepbackends.cumem import fingerprint, nvrtc, packing
 from sleepbackends.cumem.nvrtc import KernelSource
 from sleepbackends.errors import BackendUnavailableError, MechanismError
 
@@ -133,16 +133,21 @@ def test_bindings_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
         nvrtc.version()
 
 
+@pytest.mark.parametrize("source", [fingerprint.kernel_source(), packing.kernel_source()])
 @pytest.mark.parametrize("architecture", [80, 90, 100])
-def test_the_real_one_compiles_the_fingerprint(architecture: int) -> None:
+def test_the_real_one_compiles_our_kernels(architecture: int, source: KernelSource) -> None:
     try:
         nvrtc.version()
     except BackendUnavailableError as error:
         pytest.skip(f"needs nvidia-cuda-nvrtc: {error.message}")
-    image = nvrtc.compile_for(kernel_source(), architecture)
+    image = nvrtc.compile_for(source, architecture)
     assert image.startswith(b"\x7fELF")
-    assert b"fingerprint" in image
-    with_errors = kernel_source()._replace(text=b"no such thing;")
-    with pytest.raises(MechanismError, match=r"fingerprint\.cu\(1\): error"):
+    kernels = re.findall(rb'extern "C" __global__[^(]*\([^)]*\)\s*(\w+)\(', source.text)
+    assert kernels
+    text = nvrtc.compile_for(source, 9999)
+    for name in [*kernels, b"carry"]:
+        assert name in image
+        assert b".entry " + name in text
+    with_errors = source._replace(text=b"no such thing;")
+    with pytest.raises(MechanismError, match=rf"{source.name}\.cu\(1\): error"):
         nvrtc.compile_for(with_errors, architecture)
-    assert b".entry fingerprint" in nvrtc.compile_for(kernel_source(), 9999)

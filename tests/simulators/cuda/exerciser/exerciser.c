@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "fingerprint.h"
+#include "packing.h"
 
 #define THREADS 6
 #define ROUNDS 8
@@ -63,7 +64,8 @@ uint64_t sim_violations(int kind);
 static struct context *contexts[DEVICES];
 static CUstream shared_streams[DEVICES];
 static CUdeviceptr lasting[DEVICES];
-static CUfunction kernels[DEVICES];
+static CUfunction kernels[DEVICES], packers[DEVICES][4];
+static const char *const packing[] = {"tally", "prefix", "pack", "unpack"};
 
 #define CHECK(what)                                                     \
     do {                                                                \
@@ -127,6 +129,27 @@ static void hash(int device, CUdeviceptr at, unsigned value, CUdeviceptr tables,
     expect(found[0] == expected[0] && found[1] == expected[1], "the sums are those of the bytes");
 }
 
+/* A part of memory full of one value, and back from what it was packed to. */
+static void pack(int device, CUdeviceptr at, unsigned value, CUdeviceptr packed, CUstream stream)
+{
+    PackingSize size = BYTES / 8, room = BYTES;
+    unsigned layout = packing_layout(2, 3, value >> 7 & 255), found[4];
+    const unsigned tiles = (unsigned)size / 2 / (8 * PACKING_OCTETS);
+    void *before[] = {&at, &size, &layout, &packed, &room}, *after[] = {&packed, &room, &at, &size};
+    CUfunction *of = packers[device];
+
+    CHECK(cuLaunchKernel(of[0], tiles, 1, 1, 512, 1, 1, 0, stream, before, NULL));
+    CHECK(cuLaunchKernel(of[1], 1, 1, 1, 512, 1, 1, 0, stream, before, NULL));
+    CHECK(cuLaunchKernel(of[2], tiles, 1, 1, 512, 1, 1, 0, stream, before, NULL));
+    CHECK(cuMemsetD32Async(at, ~value, size / 4, stream));
+    CHECK(cuLaunchKernel(of[3], tiles, 1, 1, 512, 1, 1, 0, stream, after, NULL));
+    CHECK(cuStreamSynchronize(stream));
+    for (size_t i = 0; i < size; i += size / 8) {
+        CHECK(cuMemcpyDtoH_v2(found, at + i, sizeof found));
+        expect(found[0] == value && found[3] == value, "what was packed comes back");
+    }
+}
+
 static void one_round(int device, unsigned value, unsigned *host, CUstream stream, CUevent event)
 {
     CUmemGenericAllocationHandle handle;
@@ -148,6 +171,7 @@ static void one_round(int device, unsigned value, unsigned *host, CUstream strea
         if (host[i] != value)
             expect(false, "the copy holds what was filled in");
     hash(device, at, value, plain, stream);
+    pack(device, at, value, plain, stream);
     host[0]++;
     CHECK(cuMemcpyHtoD_v2(at, host, BYTES));
     CHECK(cuMemFree_v2(plain));
@@ -192,6 +216,8 @@ int main(void)
         lasting[device] = map_one(device, &handles[device]);
         CHECK(cuModuleLoadData(&modules[device], "any image"));
         CHECK(cuModuleGetFunction(&kernels[device], modules[device], "fingerprint"));
+        for (int i = 0; i < 4; i++)
+            CHECK(cuModuleGetFunction(&packers[device][i], modules[device], packing[i]));
     }
     for (intptr_t i = 0; i < THREADS; i++)
         expect(!pthread_create(&threads[i], NULL, use, (void *)i), "a thread starts");
