@@ -116,10 +116,10 @@ def reference_survey(data: bytes) -> tuple[tuple[int, int, int], int] | None:
                 if best is None or (bits, element_bytes, planes, base) < best:
                     best, escapes_of_best = (bits, element_bytes, planes, base), escapes
     assert best is not None
-    if 10 * best[0] > 9 * 8 * len(sample):
-        return None
     elements, whole = len(sample) // best[1], len(data) // best[1]
-    return best[1:], -(-escapes_of_best * whole // elements)
+    escapes = -(-escapes_of_best * whole // elements)
+    fixed = len(reference_pack(bytes(len(data)), best[1], best[2], 0))
+    return (best[1:], escapes) if 10 * (fixed + -(-escapes // 16) * 16) <= 9 * len(data) else None
 
 
 # ------------------------------------------------------------------------------- contents

@@ -244,16 +244,21 @@ PACKING_INLINE PackingSize packing_best(const PackingWord *even, const PackingWo
   return best;
 }
 
-/* The layout of a rank, and how many escapes the bytes that were sampled let expect; 0 if they do not shrink by 10 %. */
+/* The layout of a rank, and how many escapes to expect of all when so many pairs were sampled; 0 if that does not
+ * save 10 %. */
 PACKING_INLINE PackingWord packing_choice(PackingSize best, PackingSize pairs, PackingSize size_bytes,
                                           PackingSize *escapes) {
   const PackingWord element_bytes = (PackingWord)(best >> 16 & 255), planes = (PackingWord)(best >> 8 & 255);
-  const PackingSize bits = best >> 24, elements = 4 / element_bytes * pairs;
-  const PackingSize met = (bits - elements * (8 * (element_bytes - 1) + planes)) / 8;
+  const PackingWord layout = packing_layout(element_bytes, planes, (PackingWord)(best & 255));
+  const PackingSize elements = 4 / element_bytes * pairs;
+  const PackingSize met = ((best >> 24) - elements * (8 * (element_bytes - 1) + planes)) / 8;
+  PackingPlan plan;
   *escapes = 0;
-  if (!pairs || 10 * bits > 9 * 32 * pairs) return 0;
-  *escapes = (met * (size_bytes / element_bytes) + elements - 1) / elements;
-  return packing_layout(element_bytes, planes, (PackingWord)(best & 255));
+  if (!pairs || !packing_plan(layout, size_bytes, &plan)) return 0;
+  const PackingSize expected = (met * plan.elements + elements - 1) / elements;
+  if (10 * packing_bytes(&plan, expected) > 9 * size_bytes) return 0;
+  *escapes = expected;
+  return layout;
 }
 
 #endif

@@ -134,7 +134,8 @@ class CudaPacking:
             lane.launch(self._module["survey"], len(rows), THREADS, arguments)
 
         def convert(choices: list[Row]) -> list[Choice | None]:
-            return [Choice(Layout.of(code), n) if code else None for code, n in choices]
+            layouts = {code: Layout.of(code) for code in {code for code, _ in choices} if code}
+            return [Choice(layouts[code], n) if code else None for code, n in choices]
 
         with self._lock:
             return self._batches.queue(rows, launch, convert)
