@@ -8,10 +8,11 @@ import random
 import shutil
 import struct
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -168,21 +169,36 @@ def test_without_room_for_all_escapes_the_header_says_so(
 
 
 @settings(max_examples=40, deadline=None)
-@given(NAMES, NAMES, SIZES, SEEDS, LAYOUTS)
+@given(st.lists(st.tuples(NAMES, NAMES), max_size=4), SEEDS, LAYOUTS, st.integers(0, 3000))
 def test_what_changes_while_it_is_packed_goes_nowhere_else(
-    kernels: Kernels, before: str, after: str, size: int, seed: int, layout: Layout
+    kernels: Kernels, tiles: list[tuple[str, str]], seed: int, layout: Layout, cut: int
 ) -> None:
-    """Between two launches: the guards tell. What it is packed to can be unpacked to something."""
-    data, changed = contents(before, size, seed), contents(after, size, seed)
+    """Between two launches, each tile to something else; it can be unpacked to something."""
+    tile_bytes = TILE * layout.element_bytes
+    before, then = (
+        b"".join(contents(names[number], tile_bytes, seed + number) for names in tiles)
+        for number in (0, 1)
+    )
+    size = max(0, len(before) - cut)
+    data, changed = before[:size], then[:size]
     expected, other = (reference_pack(each, *triple(layout)) for each in (data, changed))
     packed = kernels.pack(data, layout, len(expected), changed)
-    whole = size - size % layout.element_bytes
+    table_end = 32 + 4 * len(table := table_of(expected, layout, size))
     escapes_at = fixed_bytes(layout, size)
-    # The header and the table are of what was before, codes and the other bytes of what was after.
-    table_end = 32 + 4 * (-(-(-(-whole // layout.element_bytes // TILE) + 1) // 4) * 4)
     assert packed[:table_end] == expected[:table_end]
     assert packed[table_end:escapes_at] == other[table_end:escapes_at]
-    assert kernels.unpack(packed, size) != b"\xdd" * size or not size
+    # Of its new escapes each tile has as many as it had before.
+    found, new = packed[escapes_at:], other[escapes_at:]
+    after = table_of(other, layout, size)
+    for (start, end), (first, last) in zip(pairwise(table), pairwise(after), strict=True):
+        kept = new[first : min(last, first + end - start)]
+        assert found[start:end] == kept + b"\xee" * (end - start - len(kept))
+    assert len(kernels.unpack(packed, size)) == size
+
+
+def table_of(packed: bytes, layout: Layout, size_bytes: int) -> list[int]:
+    tiles = -(-(size_bytes // layout.element_bytes) // TILE)
+    return list(struct.unpack_from(f"<{-(-(tiles + 1) // 4) * 4}I", packed, 32))
 
 
 def fixed_bytes(layout: Layout, size_bytes: int) -> int:
@@ -207,6 +223,25 @@ def test_damaged_bytes_do_no_harm(
     good = header is not None and header.is_whole and header.size_bytes == size
     if not good or header is None or header.packed_bytes > cut:
         assert found == b"\xdd" * size
+
+
+def test_escapes_that_are_elsewhere_are_zeros(kernels: Kernels) -> None:
+    """A table may say anything; nothing behind the last escape is read."""
+    data, layout = contents("outliers", 3 * 8192, 1), Layout(2, 2, 118)
+    packed = bytearray(reference_pack(data, *triple(layout)))
+    struct.pack_into("<I", packed, 32 + 4, 0x80000000)
+    elements = np.frombuffer(data, "<u2").copy()
+    second = elements[TILE : 2 * TILE]
+    second[((second >> 7 & 255) - 118) % 256 >= 3] &= 0x807F
+    assert kernels.unpack(bytes(packed), len(data)) == elements.tobytes()
+
+
+@pytest.mark.parametrize("byte", [0x00, 0x3C, 0xFF])
+def test_a_window_that_begins_at_any_top_byte(kernels: Kernels, byte: int) -> None:
+    data = bytes([byte]) * 4096
+    ((code, escapes),) = kernels.rows([data], [Layout(2, 1, 0)])
+    top = (byte << 8 | byte) >> 7 & 255
+    assert (Layout.of(code), escapes) == (Layout(2, 1, top), 0)
 
 
 def test_a_span_of_another_size_is_left_alone(kernels: Kernels) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+import struct
 import threading
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sleepbackends.errors import BackendUnavailableError, ContentsLostError, RequestError
+from sleepbackends.hostmemory import driver as memory
 from sleepbackends.vmm import address_space
 from sleepbackends.vmm.fingerprint import Span
 from sleepbackends.vmm.packing import host
@@ -208,6 +212,65 @@ def test_what_packing_saves(name: str) -> None:
     bits, least, most = BITS_AN_ELEMENT[name]
     assert least < bits * len(packed) / len(data) < most
     assert abs(choice.packed_bytes(len(data)) - len(packed)) < len(data) / 1000
+
+
+def test_escapes_that_are_elsewhere_are_zeros() -> None:
+    """A table may say anything; nothing behind the last escape is read."""
+    data, layout = contents("outliers", 3 * 8192, 1), Layout(2, 2, 118)
+    packed = bytearray(pack(data, layout))
+    struct.pack_into("<I", packed, 32 + 4, 0x80000000)
+    elements = np.frombuffer(data, "<u2").copy()
+    second = elements[4096:8192]
+    second[((second >> 7 & 255) - 118) % 256 >= 3] &= 0x807F
+    assert unpack(bytes(packed), len(data)) == elements.tobytes()
+
+
+@pytest.mark.parametrize("byte", [0x00, 0x3C, 0xFF])
+def test_a_window_that_begins_at_any_top_byte(byte: int) -> None:
+    source = Buffer(bytes([byte]) * 4096)
+    top = (byte << 8 | byte) >> 7 & 255
+    assert host.survey(source.span) == (Layout(2, 1, top), 0)
+
+
+class AtTheEnd:
+    """Memory that ends where reading or writing would end this process."""
+
+    def __init__(self) -> None:
+        self._start = memory.reserve(4 * mmap.PAGESIZE)
+        memory.map_memory(self._start, 3 * mmap.PAGESIZE)
+
+    def put(self, data: bytes) -> Span:
+        address = self._start + 3 * mmap.PAGESIZE - len(data)
+        ctypes.memmove(address, data, len(data))
+        return Span(address, len(data))
+
+    def close(self) -> None:
+        memory.release(self._start, 4 * mmap.PAGESIZE)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 7, 15, 16, 17, 255, 4096, 8203])
+def test_nothing_behind_the_end_is_touched(size_bytes: int) -> None:
+    data = contents("weights", size_bytes, 1)
+    source, target = AtTheEnd(), AtTheEnd()
+    for layout in (Layout(2, 3, 118), Layout(4, 3, 118)):
+        packed = pack(data, layout)
+        host.survey(source.put(data))
+        assert host.count(source.put(data), layout) == escapes(data, layout)
+        span = target.put(bytes(len(packed)))
+        host.pack(source.put(data), layout, span.address, span.size_bytes)
+        assert ctypes.string_at(*span) == packed
+        span = target.put(bytes(size_bytes))
+        host.unpack(source.put(packed), span.address, size_bytes)
+        assert ctypes.string_at(*span) == data
+        for short in (0, 1, 31, 32, len(packed) - 1):
+            with pytest.raises(ContentsLostError):
+                host.unpack(source.put(packed[:short]), span.address, size_bytes)
+    source.close()
+    target.close()
+
+
+def escapes(data: bytes, layout: Layout) -> int:
+    return reference_escapes(data, layout.element_bytes, layout.planes, layout.base)
 
 
 def test_what_is_too_large_is_refused() -> None:
