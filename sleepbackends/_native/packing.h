@@ -210,7 +210,7 @@ PACKING_INLINE PackingSize packing_sample_at(PackingSize size_bytes, PackingWord
   return at;
 }
 
-/* The top bytes that 4 bytes have as one element (`odd`), or as two (`even` and `odd`), and their codes. */
+/* The top bytes that 4 bytes have as one element (`odd`), or as two (`even` and `odd`). */
 PACKING_INLINE PackingWord packing_even(PackingWord pair) { return pair >> 7 & 255; }
 PACKING_INLINE PackingWord packing_odd(PackingWord pair) { return pair >> 23 & 255; }
 

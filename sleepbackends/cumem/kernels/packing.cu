@@ -13,6 +13,7 @@
 #define WARPS (THREADS / 32u)
 #define COPIES 8u /* of a histogram: threads that meet the same number seldom wait for each other */
 #define LOADS 4u  /* under way at once in each thread */
+#define PAIRS (PACKING_PIECE_BYTES / 4 / THREADS)
 
 /* What is surveyed or counted: its size in 40 bits, and above those its layout but for the version. */
 struct Span {
@@ -233,14 +234,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) survey(const Span *spans, 
   for (PackingWord number = 0; number < samples; number++) {
     const PackingSize at = packing_sample_at(size_bytes, stride, number, &pairs);
     const unsigned *piece = (const unsigned *)(span.address + at);
+    unsigned loaded[PAIRS];
     all += pairs;
 #pragma unroll
-    for (unsigned i = 0; i < PACKING_PIECE_BYTES / 4 / THREADS; i++) {
-      const unsigned place = i * THREADS + threadIdx.x;
-      if (place >= pairs) continue;
-      const unsigned pair = piece[place];
-      atomicAdd(even + packing_even(pair) * COPIES, 1u);
-      atomicAdd(odd + packing_odd(pair) * COPIES, 1u);
+    for (unsigned i = 0; i < PAIRS; i++)
+      if (i * THREADS + threadIdx.x < pairs) loaded[i] = __ldcs(piece + i * THREADS + threadIdx.x);
+#pragma unroll
+    for (unsigned i = 0; i < PAIRS; i++) {
+      if (i * THREADS + threadIdx.x >= pairs) continue;
+      atomicAdd(even + packing_even(loaded[i]) * COPIES, 1u);
+      atomicAdd(odd + packing_odd(loaded[i]) * COPIES, 1u);
     }
   }
   __syncthreads();
