@@ -27,7 +27,7 @@ from sleepbackends.hostmemory import driver as host
 from sleepbackends.vmm.driver import Driver
 from sleepbackends.vmm.gaps import carve_all
 from sleepbackends.vmm.near import Near
-from sleepbackends.vmm.places import Retention, Slot
+from sleepbackends.vmm.places import Retention, Room, Slot, extended
 from sleepbackends.vmm.segment import Range, Segment
 from sleepbackends.vmm.touch import touch
 
@@ -138,9 +138,15 @@ class Arena:
                     segment.begin()
             return slots
 
-    def writable(self, ranges: Sequence[Range]) -> list[Range]:
-        """Return the ranges: nobody else reads them."""
-        return list(ranges)
+    def writable(self, rooms: Sequence[Room], sizes: Sequence[int]) -> list[Room]:
+        """Return the rooms, which nobody else reads, with more where they are too small.
+
+        Raises
+        ------
+        HostMemoryError
+            If the budget or the machine has not enough; nothing was taken.
+        """
+        return extended(self, rooms, sizes)
 
     def give_back(self, slot: Slot) -> None:
         """Give a slot back; the memory is kept or given back as the policy says."""

@@ -17,7 +17,7 @@ from sleepbackends.errors import StorageError, StorageFullError
 from sleepbackends.hostmemory.files import available_bytes
 from sleepbackends.vmm import places
 from sleepbackends.vmm.gaps import carve_all
-from sleepbackends.vmm.places import Retention, Slot
+from sleepbackends.vmm.places import Retention, Room, Slot, extended
 from sleepbackends.vmm.saved_file import OPTION, UNIT_BYTES, FileRange, SavedFile
 
 
@@ -96,9 +96,15 @@ class DiskStore:
             serving = [file for file in self._files if file.free_bytes]
             return [Slot(ranges) for ranges in carve_all(serving, sizes, FileRange)]
 
-    def writable(self, ranges: Sequence[FileRange]) -> list[FileRange]:
-        """Return the ranges: nobody else reads them."""
-        return list(ranges)
+    def writable(self, rooms: Sequence[Room], sizes: Sequence[int]) -> list[Room]:
+        """Return the rooms, which nobody else reads, with more where they are too small.
+
+        Raises
+        ------
+        StorageFullError, StorageError
+            As ``take``; nothing was taken.
+        """
+        return extended(self, rooms, sizes)
 
     def give_back(self, slot: Slot) -> None:
         """Give a slot back; a file that holds nothing is kept or given back as the policy says."""

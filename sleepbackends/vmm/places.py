@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
+from sleepbackends.hostmemory import driver as host
+
 Retention = Literal["retain", "release", "none"]
 """What becomes of room once its bytes are restored: kept for the next sleep, given back in the
 background, or given back at once."""
+
+Room = Sequence[Any]
+"""Ranges of a store that belong together, in the order of the bytes in them."""
 
 BUFFER_BYTES = 8 << 20
 """The most that a place holds which a device does not copy to itself."""
@@ -57,7 +62,7 @@ class Place(Protocol):
 
 
 class Saved(Protocol):
-    """Room for consecutive bytes: a range of a store."""
+    """Room for consecutive bytes: a range of a store, or several."""
 
     @property
     def size_bytes(self) -> int:
@@ -67,10 +72,6 @@ class Saved(Protocol):
     @property
     def has_failed(self) -> bool:
         """Whether there is nothing behind it, so that it is not worth keeping."""
-        ...
-
-    def part(self, start: int, size_bytes: int) -> Saved:
-        """Return the range of some of its bytes, counted from its first."""
         ...
 
     def pieces(self) -> Iterator[Place]:
@@ -111,8 +112,8 @@ class Saved(Protocol):
 class Slot:
     """Room for the saved bytes of one block, wherever there was some."""
 
-    def __init__(self, ranges: Sequence[Any]) -> None:
-        self.ranges: Sequence[Any] = ranges
+    def __init__(self, ranges: Room) -> None:
+        self.ranges: Room = ranges
 
     @property
     def size_bytes(self) -> int:
@@ -185,8 +186,11 @@ class Store(Protocol):
         """
         ...
 
-    def writable(self, ranges: Sequence[Any]) -> list[Any]:
-        """Return where new bytes of each range may go: itself, or new room if others read it.
+    def writable(self, rooms: Sequence[Room], sizes: Sequence[int]) -> list[Room]:
+        """Return where so many new bytes may go in place of each room.
+
+        That is the room itself, with more ranges if it is too small, or new room if others
+        read it.
 
         Raises
         ------
@@ -206,3 +210,25 @@ class Store(Protocol):
     def close(self) -> None:
         """Give everything back. Repeating the call does nothing."""
         ...
+
+
+def extended(store: Store, rooms: Sequence[Room], sizes: Sequence[int]) -> list[Room]:
+    """Return the rooms, with more ranges where they are smaller than asked for.
+
+    Raises
+    ------
+    NoRoomError
+        If there is not enough; nothing was taken.
+    """
+    missing = [
+        max(0, size - sum([part.size_bytes for part in room]))
+        for room, size in zip(rooms, sizes, strict=True)
+    ]
+    if not any(missing):
+        return list(rooms)
+    unit_bytes = store.unit_bytes
+    slots = iter(store.take([host.round_up(more, unit_bytes) for more in missing if more]))
+    return [
+        [*room, *next(slots).ranges] if more else room
+        for room, more in zip(rooms, missing, strict=True)
+    ]

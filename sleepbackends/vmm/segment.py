@@ -186,9 +186,13 @@ class Range(NamedTuple):
         self.segment.views[id(buffer)] = buffer
         return memoryview(buffer).cast("B").toreadonly()
 
-    def is_followed_by(self, other: Range) -> bool:
+    def is_followed_by(self, other: object) -> bool:
         """Tell whether the other begins where this one ends."""
-        return self.segment is other.segment and self.offset + self.size_bytes == other.offset
+        return (
+            isinstance(other, Range)
+            and self.segment is other.segment
+            and self.offset + self.size_bytes == other.offset
+        )
 
     def fingerprinting(self) -> Callable[[], int]:
         """Return what computes the fingerprint of the bytes, and keeps them there until then."""

@@ -17,7 +17,7 @@ from sleepbackends.hostmemory import driver as host
 from sleepbackends.vmm import arena
 from sleepbackends.vmm.arena import Arena
 from sleepbackends.vmm.driver import Driver
-from sleepbackends.vmm.places import Slot
+from sleepbackends.vmm.places import Room, Slot
 from sleepbackends.vmm.segment import Range, Segment
 from sleepbackends.vmm.shared import Shared, SharedStore
 
@@ -91,17 +91,24 @@ class SharedArena(Arena):
             self._shared_segments.append(segment)
         return Range(segment, 0, size_bytes)
 
-    def writable(self, ranges: Sequence[Range]) -> list[Range]:
-        """Return private memory for each range: itself, or where it is shared, new.
+    def writable(self, rooms: Sequence[Room], sizes: Sequence[int]) -> list[Room]:
+        """Return private memory for each room: its own and what it lacks, or new if it is shared.
 
         Raises
         ------
         HostMemoryError
             If the budget or the machine has not enough; nothing was taken.
         """
-        shared = [part.size_bytes for part in ranges if is_shared(part)]
-        fresh = iter(self._take_whole(shared))
-        return [next(fresh) if is_shared(part) else part for part in ranges]
+        both = list(zip(rooms, sizes, strict=True))
+        fresh = self._take_whole([size for room, size in both if is_shared(room[0])])
+        private = [(room, size) for room, size in both if not is_shared(room[0])]
+        try:
+            own = iter(super().writable(*([part[i] for part in private] for i in (0, 1))))
+        except BaseException:
+            self.give_back(Slot(fresh))
+            raise
+        new = iter(fresh)
+        return [[next(new)] if is_shared(room[0]) else next(own) for room in rooms]
 
     def give_back(self, slot: Slot) -> None:
         """Give a slot back: private memory is kept, files are no longer used."""
