@@ -124,6 +124,7 @@ class BaseBackend(Mechanism, Generic[OptionsT]):
                 tags=compare(before, self.ledger.state(), wanted),
                 copied_bytes=control.progress.done_bytes - control.progress.clean_bytes,
                 clean_bytes=control.progress.clean_bytes,
+                spared_bytes=control.progress.spared_bytes,
                 seconds=time.perf_counter() - started,
                 phases=control.phases,
             )
@@ -176,6 +177,7 @@ class BaseBackend(Mechanism, Generic[OptionsT]):
                 changed=bool(blocks),
                 tags=compare(before, after, dict.fromkeys(wanted)),
                 copied_bytes=control.progress.done_bytes,
+                spared_bytes=control.progress.spared_bytes,
                 seconds=time.perf_counter() - started,
                 phases=control.phases,
                 undefined_tags=after.undefined_tags() & wanted,

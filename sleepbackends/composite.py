@@ -178,6 +178,7 @@ class CompositeBackend:
                 tags=compare(before, self.state(), wanted),
                 copied_bytes=sum(step.copied_bytes for step in steps),
                 clean_bytes=sum(step.clean_bytes for step in steps),
+                spared_bytes=sum(step.spared_bytes for step in steps),
                 seconds=time.perf_counter() - started,
                 phases=_phases(steps),
             )
@@ -219,6 +220,7 @@ class CompositeBackend:
                 changed=any(step.changed for step in steps),
                 tags=compare(before, after, dict.fromkeys(wanted)),
                 copied_bytes=sum(step.copied_bytes for step in steps),
+                spared_bytes=sum(step.spared_bytes for step in steps),
                 seconds=time.perf_counter() - started,
                 phases=_phases(steps),
                 undefined_tags=after.undefined_tags() & wanted,

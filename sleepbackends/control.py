@@ -27,12 +27,15 @@ class Progress(NamedTuple):
         Bytes saved or restored so far, and in all.
     clean_bytes : int
         How many of those done were not copied, because a good copy was there.
+    spared_bytes : int
+        By how much what was copied was less than the rest of those done, because it was packed.
     """
 
     operation: str
     done_bytes: int
     total_bytes: int
     clean_bytes: int = 0
+    spared_bytes: int = 0
 
 
 ProgressCallback = Callable[[Progress], None]
@@ -159,8 +162,17 @@ class Control:
         """Add the seconds that pass inside to one phase of the operation."""
         return _Phase(self, name)
 
-    def advance(self, size_bytes: int, *, clean: bool = False) -> None:
+    def advance(self, size_bytes: int, *, clean: bool = False, spared_bytes: int = 0) -> None:
         """Count bytes as done; clean ones had a good copy and were not copied.
+
+        Parameters
+        ----------
+        size_bytes : int
+            How many are done.
+        clean : bool
+            Whether they had a good copy.
+        spared_bytes : int
+            By how much less was copied for them, because it was packed.
 
         Raises
         ------
@@ -170,7 +182,10 @@ class Control:
         now = self.progress
         clean_bytes = now.clean_bytes + (size_bytes if clean else 0)
         done_bytes = now.done_bytes + size_bytes
-        self._publish(Progress(now.operation, done_bytes, now.total_bytes, clean_bytes))
+        spared_bytes += now.spared_bytes
+        self._publish(
+            Progress(now.operation, done_bytes, now.total_bytes, clean_bytes, spared_bytes)
+        )
         self.check()
 
     def _check_cancelled(self, doing: str) -> None:

@@ -57,6 +57,9 @@ class Plan:
         Why this strategy.
     host_bytes_needed : int
         Room for saved bytes, at most.
+    packed_bytes : int or None
+        How many of those are likely to be used, packed as well as the last suspend packed; None
+        before bytes were saved for the first time.
     staged_bytes : int
         How many of the bytes to be saved have a saved copy already, which is used where they
         did not change since.
@@ -80,6 +83,7 @@ class Plan:
     degraded: bool = False
     reason: str = ""
     host_bytes_needed: int = 0
+    packed_bytes: int | None = None
     staged_bytes: int = 0
     copy_s: float | None = None
     reload_tags: frozenset[str] = frozenset()
@@ -130,11 +134,13 @@ def plan_sleep(
     saved = sum(
         min(tag.copied_bytes, staged.tags.get(name, 0)) for name, tag in tags.items() if staged
     )
+    ratio = None if staged is None else staged.packing_ratio
     return Plan(
         operation="sleep",
         changes=any(tag.size_bytes for tag in tags.values()),
         tags=tags,
         host_bytes_needed=copied,
+        packed_bytes=None if ratio is None else round(copied * ratio),
         staged_bytes=saved,
         copy_s=(copied - saved) / staged.copy_bytes_s if staged and staged.copy_bytes_s else None,
         survives_exit=capabilities.supports_durable_storage,

@@ -55,6 +55,8 @@ class TransitionReport:
         Bytes copied to save or restore them.
     clean_bytes : int
         Bytes that did not have to be copied, because a good copy was there.
+    spared_bytes : int
+        By how much what crossed the link was less than ``copied_bytes``, because it was packed.
     seconds : float
         How long it took.
     phases : mapping of str to float
@@ -71,9 +73,25 @@ class TransitionReport:
     tags: Mapping[str, TagChange] = field(default_factory=dict)
     copied_bytes: int = 0
     clean_bytes: int = 0
+    spared_bytes: int = 0
     seconds: float = 0.0
     phases: Mapping[str, float] = field(default_factory=dict)
     ranks: Mapping[int, TransitionReport] = field(default_factory=dict)
+
+    @property
+    def link_bytes(self) -> int:
+        """Bytes that crossed the link for those copied: fewer where they were packed."""
+        return self.copied_bytes - self.spared_bytes
+
+    @property
+    def packing_ratio(self) -> float:
+        """Bytes that crossed the link for each that was copied; 1 where nothing was packed."""
+        return self.link_bytes / self.copied_bytes if self.copied_bytes else 1.0
+
+    @property
+    def copied_bytes_s(self) -> float:
+        """Bytes copied in a second, over all of the transition."""
+        return self.copied_bytes / self.seconds if self.seconds else 0.0
 
     @property
     def released_bytes(self) -> int:
@@ -125,6 +143,8 @@ class StagingReport:
         Bytes that were saved already.
     skipped_bytes : int
         Bytes that went away or were saved otherwise meanwhile.
+    spared_bytes : int
+        By how much what crossed the link was less than ``copied_bytes``, because it was packed.
     seconds : float
         How long it took.
     """
@@ -132,6 +152,7 @@ class StagingReport:
     copied_bytes: int = 0
     clean_bytes: int = 0
     skipped_bytes: int = 0
+    spared_bytes: int = 0
     seconds: float = 0.0
 
 
@@ -145,10 +166,14 @@ class Staged:
         Bytes with a saved copy, by tag. A suspend copies again what has changed since.
     copy_bytes_s : float, optional
         The best rate at which bytes were saved so far; None before the first were.
+    packing_ratio : float, optional
+        How many bytes the last suspend saved for each that it copied: less than 1 where they were
+        packed; None before the first was.
     """
 
     tags: Mapping[str, int] = field(default_factory=dict)
     copy_bytes_s: float | None = None
+    packing_ratio: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,6 +70,7 @@ def merged_reports(ranks: Mapping[int, TransitionReport]) -> dict[str, Any]:
         },
         "copied_bytes": sum(report.copied_bytes for report in ranks.values()),
         "clean_bytes": sum(report.clean_bytes for report in ranks.values()),
+        "spared_bytes": sum(report.spared_bytes for report in ranks.values()),
         "phases": phases,
         "ranks": dict(ranks),
     }

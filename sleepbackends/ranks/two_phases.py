@@ -163,8 +163,9 @@ class TwoPhases:
             self._control.commit()
             for answer in self.answers.values():
                 if answer.report is not None:
-                    self._control.advance(answer.report.clean_bytes, clean=True)
-                    self._control.advance(answer.report.copied_bytes)
+                    report = answer.report
+                    self._control.advance(report.clean_bytes, clean=True)
+                    self._control.advance(report.copied_bytes, spared_bytes=report.spared_bytes)
 
     def _waiting(self) -> dict[int, Stage]:
         return {

@@ -169,6 +169,9 @@ class PlanReply(BaseModel):
     changes: bool
     size_bytes: int
     host_bytes_needed: int
+    packed_bytes: int | None = Field(
+        description="How many of those are likely to be used; null before the first suspend."
+    )
     strategy: ReleaseStrategy | None
     degraded: bool
     reason: str
@@ -184,6 +187,7 @@ class PlanReply(BaseModel):
             changes=plan.changes,
             size_bytes=plan.size_bytes,
             host_bytes_needed=plan.host_bytes_needed,
+            packed_bytes=plan.packed_bytes,
             strategy=plan.strategy,
             degraded=plan.degraded,
             reason=plan.reason,

@@ -27,6 +27,7 @@ from sleepbackends.state import BackendState, check_tags
 from sleepbackends.vmm.address_space import AddressSpace
 from sleepbackends.vmm.driver import Driver
 from sleepbackends.vmm.mechanism import VmmMechanism
+from sleepbackends.vmm.packing.packer import PackingMode
 from sleepbackends.vmm.places import Store
 from sleepbackends.vmm.shared_arena import SharedArena
 from sleepbackends.vmm.sharing import Sharing
@@ -51,10 +52,11 @@ class VmmBackend(VmmMechanism[OptionsT]):
         space: AddressSpace,
         store: Store,
         verify: Verify = "off",
+        packing: PackingMode = "off",
         options: OptionsT | None = None,
         settings: BackendSettings | None = None,
     ) -> None:
-        super().__init__(driver, space, store, verify, options, settings)
+        super().__init__(driver, space, store, verify, packing, options, settings)
         self._followed = -1
         self._staging: Staging | None = None
         self._sharing: Sharing | None = None
@@ -205,7 +207,8 @@ class VmmBackend(VmmMechanism[OptionsT]):
         wanted = check_tags(tags, known, "stage")
         self._end_staging()
         self._staging = Staging(
-            *(self._driver, self._ring, self._copies, partial(self._locked, "stage", Control())),
+            *(self._driver, self._ring, self._packer, self._copies),
+            partial(self._locked, "stage", Control()),
             *(partial(self._stageable, wanted), partial(self._prepare, at_ease=True), limit_gib_s),
         )
         self._staging.ended.add_done_callback(lambda _: self._share())
@@ -222,7 +225,11 @@ class VmmBackend(VmmMechanism[OptionsT]):
         with self._locked("staged", Control()):
             for block in self._spare([]):
                 tags[block.tag] += self._copies[block].known_bytes
-        return Staged(tags=tags, copy_bytes_s=self._best_bytes_s or None)
+        return Staged(
+            tags=tags,
+            copy_bytes_s=self._best_bytes_s or None,
+            packing_ratio=self._packing_ratio,
+        )
 
     def _stageable(self, tags: frozenset[str]) -> list[Block]:
         places = ((block, block.placement) for block in self.ledger.blocks(tags))

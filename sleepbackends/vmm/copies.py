@@ -8,147 +8,31 @@ cache, which goes as soon as its room is needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
 
-from sleepbackends.errors import NoRoomError, RequestError
+from sleepbackends.errors import NoRoomError
 from sleepbackends.hostmemory import driver as host
 from sleepbackends.ledger import Block
-from sleepbackends.vmm.address_space import Extent
 from sleepbackends.vmm.fingerprint import Span
-from sleepbackends.vmm.places import Place, Saved, Slot, Store
+from sleepbackends.vmm.host_copy import Chunk, HostCopy, cut, laid_out
+from sleepbackends.vmm.packing.layout import Choice
+from sleepbackends.vmm.packing.packer import Packer, room_bytes
+from sleepbackends.vmm.places import Saved, Slot, Store
 
 CHUNK_BYTES = 32 << 20
 """What is compared, and copied or not, as one, where the store has room for so much at a time."""
 
+LiveRanges = Callable[[int], Sequence[tuple[int, int]]]
+"""Lists what of an extent, given by its number, is allocated: offsets and sizes."""
+
+Choices = Mapping[Chunk, Choice | None]
+"""How chunks should be packed, for all that is known; None for those that should not."""
+
+ResultT = TypeVar("ResultT")
+
 Spare = Callable[[], Collection[Block]]
 """Lists blocks whose copies may go for the room of others; asked only if room is missing."""
-
-
-@dataclass(slots=True)
-class Chunk:
-    """Consecutive bytes of a block and of a store.
-
-    Parameters
-    ----------
-    span : Span
-        Where they are on the device.
-    saved : Saved
-        Where they are.
-    fingerprint : int or None
-        Of the saved bytes; None where nothing is known of them.
-    writes : int
-        How often they were, or began to be, overwritten.
-    """
-
-    span: Span
-    saved: Saved
-    fingerprint: int | None = None
-    writes: int = 0
-
-    @property
-    def size_bytes(self) -> int:
-        """How many bytes it is."""
-        return self.span.size_bytes
-
-    def transfers(self) -> Iterator[tuple[int, Place]]:
-        """List its copies: device address, and where the bytes there are saved.
-
-        Raises
-        ------
-        HostMemoryError
-            If there is no memory where they are to be saved.
-        """
-        address = self.span.address
-        for place in self.saved.pieces():
-            yield address, place
-            address += place.size_bytes
-
-    def overwrite(self) -> None:
-        """Note that from now on the saved bytes are neither the old ones nor the new ones."""
-        self.fingerprint = None
-        self.writes += 1
-
-
-class HostCopy:
-    """Room for the bytes of one block, in chunks.
-
-    Parameters
-    ----------
-    extent : Extent
-        The block's extent as it was when the room was taken.
-    ranges : sequence of (offset, size_bytes)
-        What of the extent is saved: the bytes that were allocated then.
-    slot : Slot
-        Room for exactly those bytes, each range of them rounded up to the store's unit.
-    store : Store
-        Whose room it is.
-    """
-
-    def __init__(
-        self, extent: Extent, ranges: Sequence[tuple[int, int]], slot: Slot, store: Store
-    ) -> None:
-        self.extent = extent
-        self.slot = slot
-        self.chunks = list(_cut(extent.address, ranges, slot.ranges, store))
-
-    def fits(self, extent: Extent) -> bool:
-        """Tell whether nothing of the extent came or went since the room was taken."""
-        own = self.extent
-        return own is extent or (own.id == extent.id and own.generation == extent.generation)
-
-    @property
-    def known_bytes(self) -> int:
-        """How many saved bytes have a fingerprint."""
-        known = (chunk for chunk in self.chunks if chunk.fingerprint is not None)
-        return sum(chunk.size_bytes for chunk in known)
-
-    def view(self, address: int, size_bytes: int) -> memoryview:
-        """Return saved bytes, read-only; where they lie in one piece without copying them.
-
-        Raises
-        ------
-        RequestError
-            If not all of these addresses were allocated when the copy was made.
-        ContentsLostError
-            If the saved bytes are known to be damaged.
-        StorageError
-            If they cannot be read.
-        """
-        end = address + size_bytes
-        parts: list[tuple[Saved, int, int]] = []
-        for chunk in self.chunks:
-            first = chunk.span.address
-            start, stop = max(address, first), min(end, first + chunk.size_bytes)
-            if start < stop:
-                parts.append((chunk.saved, start - first, stop - start))
-        if not parts or sum(size for _, _, size in parts) != size_bytes:
-            raise RequestError(
-                f"not all of the {size_bytes} bytes at {address:#x} were saved",
-                hint="ask for memory that was allocated when its tag went to sleep",
-            )
-        ranges = [saved for saved, _, _ in parts]
-        if all(one.is_followed_by(other) for one, other in pairwise(ranges)):
-            return ranges[0].view(parts[0][1], size_bytes)
-        return memoryview(b"".join(saved.view(start, size) for saved, start, size in parts))
-
-
-def _cut(
-    base: int, ranges: Sequence[tuple[int, int]], saved: Sequence[Saved], store: Store
-) -> Iterator[Chunk]:
-    """Cut where either the extent's or the slot's ranges end, and where a chunk is full."""
-    most = min(CHUNK_BYTES, store.chunk_limit_bytes or CHUNK_BYTES)
-    places = iter(saved)
-    place, used = None, 0
-    for offset, size_bytes in ranges:
-        end = offset + size_bytes
-        while offset < end:
-            if place is None or used == place.size_bytes:
-                place, used = next(places), 0
-            step = min(end - offset, place.size_bytes - used, most)
-            yield Chunk(Span(base + offset, step), place.part(used, step))
-            offset, used = offset + step, used + host.round_up(step, store.unit_bytes)
 
 
 class Copies:
@@ -158,10 +42,13 @@ class Copies:
     ----------
     store : Store
         Where they are.
+    packer : Packer
+        Tells what will be packed, so that it needs less room.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, packer: Packer) -> None:
         self._store = store
+        self._packer = packer
         self._copies: dict[int, HostCopy] = {}
         # Devices on which work of ours may still be under way, and the room that it may
         # still use although it was given back.
@@ -174,31 +61,46 @@ class Copies:
     def __contains__(self, block: Block) -> bool:
         return block.address in self._copies
 
-    def check_room(self, blocks: Sequence[Block], spare: Spare) -> None:
+    @property
+    def chunk_limit_bytes(self) -> int:
+        """The most bytes of a chunk."""
+        return min(CHUNK_BYTES, self._store.chunk_limit_bytes or CHUNK_BYTES)
+
+    def check_room(self, blocks: Sequence[Block], spare: Spare, live_ranges: LiveRanges) -> None:
         """Check that all these blocks can be saved, if need be at the cost of spare copies.
+
+        What fits as it is, is sure to fit. Otherwise a sample of the bytes tells how well they
+        pack: what passes then fits as far as the sample does not mislead, and a suspend that
+        finds out better is undone.
 
         Raises
         ------
         NoRoomError
             If they cannot.
         """
-        needed = sum(self._round(block.size_bytes) for block in blocks if not self._usable(block))
+        new = [block for block in blocks if not self._usable(block)]
+        needed = sum(self._round(block.size_bytes) for block in new)
         try:
             self._store.check_room(needed)
         except NoRoomError:
-            if not self._evict(spare):
-                raise
-            self._store.check_room(needed)
+            outlook = self._outlook(new, live_ranges, at_ease=False)
+            needed = min(needed, sum(sum(map(self._room_bytes, each)) for each in outlook))
+            self._with_room(spare, lambda: self._store.check_room(needed))
 
     def prepare(
         self,
         blocks: Sequence[Block],
         spare: Spare,
-        live_ranges: Callable[[int], list[tuple[int, int]]],
+        live_ranges: LiveRanges,
         *,
         at_ease: bool = False,
-    ) -> None:
+    ) -> Choices:
         """Have a copy for each block, with or without contents; see ``Store.take``.
+
+        Returns
+        -------
+        mapping of Chunk to Choice or None
+            What was found out about the contents of those that are new.
 
         Raises
         ------
@@ -208,17 +110,45 @@ class Copies:
         new = [block for block in blocks if not self._usable(block)]
         for block in new:
             self.drop(block)
-        ranges = [live_ranges(block.extra.id) for block in new]
-        sizes = [sum(self._round(size) for _, size in each) for each in ranges]
+        outlook = self._outlook(new, live_ranges, at_ease=at_ease)
+        sizes = [list(map(self._room_bytes, each)) for each in outlook]
+        wanted = list(map(sum, sizes))
         devices = [block.extra.device for block in new]
-        try:
-            slots = self._store.take(sizes, devices=devices, at_ease=at_ease)
-        except NoRoomError:
-            if not self._evict(spare):
-                raise
-            slots = self._store.take(sizes, devices=devices, at_ease=at_ease)
-        for block, live, slot in zip(new, ranges, slots, strict=True):
-            self._copies[block.address] = HostCopy(block.extra, live, slot, self._store)
+        slots = self._with_room(
+            spare, lambda: self._store.take(wanted, devices=devices, at_ease=at_ease)
+        )
+        found: dict[Chunk, Choice | None] = {}
+        for block, each, rooms, slot in zip(new, outlook, sizes, slots, strict=True):
+            spans = [span for span, _ in each]
+            chunks = list(laid_out(spans, rooms, slot.ranges, self._store.unit_bytes))
+            self._copies[block.address] = HostCopy(block.extra, chunks)
+            choices = dict(each)
+            found |= {chunk: choices.get(chunk.span) for chunk in chunks}
+        return found
+
+    def _outlook(
+        self, blocks: Sequence[Block], live_ranges: LiveRanges, *, at_ease: bool
+    ) -> list[list[tuple[Span, Choice | None]]]:
+        """Cut each block into spans, and find out how each should be packed."""
+        cuts = [cut(b.address, live_ranges(b.extra.id), self.chunk_limit_bytes) for b in blocks]
+        by_device: dict[int, list[Span]] = {}
+        for block, spans in zip(blocks, cuts, strict=True):
+            by_device.setdefault(block.extra.device, []).extend(spans)
+        found = {
+            device: iter(self._packer.survey(device, spans, beside=at_ease))
+            for device, spans in by_device.items()
+        }
+        return [
+            [(span, next(found[block.extra.device])) for span in spans]
+            for block, spans in zip(blocks, cuts, strict=True)
+        ]
+
+    def _room_bytes(self, outlook: tuple[Span, Choice | None]) -> int:
+        span, choice = outlook
+        size_bytes = span.size_bytes
+        if choice is not None:
+            size_bytes = room_bytes(size_bytes, choice.packed_bytes(size_bytes))
+        return self._round(size_bytes)
 
     def all(self) -> list[HostCopy]:
         """List the copies there are."""
@@ -229,9 +159,9 @@ class Copies:
         return self._copies.get(copy.extent.address) is copy
 
     def make_writable(
-        self, parts: Sequence[tuple[HostCopy, Chunk]], spare: Spare = lambda: ()
+        self, parts: Sequence[tuple[HostCopy, Chunk, int]], spare: Spare = lambda: ()
     ) -> None:
-        """Have room of their own for chunks that are to be overwritten.
+        """Have room of their own for chunks that are to be overwritten by so many bytes each.
 
         Raises
         ------
@@ -240,26 +170,19 @@ class Copies:
         """
         if not parts:
             return
-        ranges = [chunk.saved for _, chunk in parts]
-        try:
-            own = self._store.writable(ranges)
-        except NoRoomError:
-            if not self._evict(spare):
-                raise
-            own = self._store.writable(ranges)
-        for (copy, chunk), saved in zip(parts, own, strict=True):
-            if saved is not chunk.saved:
-                chunk.overwrite()
-                self.move(copy, chunk, saved)
+        rooms = [chunk.room for _, chunk, _ in parts]
+        sizes = [_enough(chunk, saved_bytes) for _, chunk, saved_bytes in parts]
+        own = self._with_room(spare, lambda: self._store.writable(rooms, sizes))
+        for (copy, chunk, saved_bytes), room in zip(parts, own, strict=True):
+            before, chunk.room = chunk.room, room
+            if room[0] is not before[0]:
+                chunk.overwrite(saved_bytes)
+                self._give_back(copy.extent.device, Slot(before))
 
     def move(self, copy: HostCopy, chunk: Chunk, saved: Saved) -> None:
-        """Say that a chunk's bytes are elsewhere now, and give back where they were.
-
-        Only where the store's unit is a byte, so that the chunks are all there is of a slot.
-        """
-        before, chunk.saved = chunk.saved, saved
-        copy.slot.ranges = [part.saved for part in copy.chunks]
-        self._give_back(copy.extent.device, Slot([before]))
+        """Say that a chunk's bytes are elsewhere now, and give back where they were."""
+        before, chunk.room, chunk.saved = chunk.room, [saved], saved
+        self._give_back(copy.extent.device, Slot(before))
 
     def retire(self, block: Block) -> None:
         """Keep the copy of a block that does not need it, for the next time, if it is good."""
@@ -297,14 +220,27 @@ class Copies:
         copy = self._copies.get(block.address)
         return copy is not None and copy.fits(block.extra)
 
-    def _evict(self, spare: Spare) -> bool:
-        blocks = spare()
-        for block in blocks:
-            self.drop(block)
-        return bool(blocks)
+    def _with_room(self, spare: Spare, attempt: Callable[[], ResultT]) -> ResultT:
+        """Try, and if there is no room, again without spare copies, if there are any."""
+        try:
+            return attempt()
+        except NoRoomError:
+            blocks = spare()
+            if not blocks:
+                raise
+            for block in blocks:
+                self.drop(block)
+            return attempt()
 
     def _give_back(self, device: int, slot: Slot) -> None:
         if device in self._unsettled:
             self._held_back.append((device, slot))
         else:
             self._store.give_back(slot)
+
+
+def _enough(chunk: Chunk, saved_bytes: int) -> int:
+    """Return how much room a chunk should have: what it has, if that is enough."""
+    if sum([part.size_bytes for part in chunk.room]) >= saved_bytes:
+        return saved_bytes
+    return room_bytes(chunk.size_bytes, saved_bytes)

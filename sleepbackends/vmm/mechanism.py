@@ -9,7 +9,7 @@ from contextlib import closing
 from functools import partial
 
 from sleepbackends.base import BaseBackend, OptionsT
-from sleepbackends.control import Control
+from sleepbackends.control import Control, Progress
 from sleepbackends.errors import (
     ContentsLostError,
     DeviceMemoryError,
@@ -20,13 +20,15 @@ from sleepbackends.ledger import Block
 from sleepbackends.mechanism import POISON_BYTE, Fill
 from sleepbackends.settings import BackendSettings
 from sleepbackends.vmm.address_space import AddressSpace, Extent
-from sleepbackends.vmm.copies import Chunk, Copies, HostCopy
+from sleepbackends.vmm.copies import Choices, Copies
 from sleepbackends.vmm.driver import Direction, Driver
+from sleepbackends.vmm.host_copy import Chunk, HostCopy
 from sleepbackends.vmm.mover import SubjectT, Work, move
+from sleepbackends.vmm.packing.packer import Packer, PackingMode
 from sleepbackends.vmm.places import Store
 from sleepbackends.vmm.reclaim import Reclaim
 from sleepbackends.vmm.ring import Ring
-from sleepbackends.vmm.saving import to_restore, to_save, together
+from sleepbackends.vmm.saving import Restored, to_restore, to_save, together
 from sleepbackends.vmm.verify import Verify, is_intact
 
 _TELLING_BYTES = 64 << 20
@@ -48,6 +50,8 @@ class VmmMechanism(BaseBackend[OptionsT]):
         Where bytes are saved.
     verify : {"off", "sample", "resume"}
         What a resume checks of the bytes that it restored.
+    packing : {"auto", "off"}
+        Whether bytes are packed on the device where the driver can.
     options, settings
         As for every backend.
     """
@@ -58,6 +62,7 @@ class VmmMechanism(BaseBackend[OptionsT]):
         space: AddressSpace,
         store: Store,
         verify: Verify = "off",
+        packing: PackingMode = "off",
         options: OptionsT | None = None,
         settings: BackendSettings | None = None,
     ) -> None:
@@ -67,9 +72,11 @@ class VmmMechanism(BaseBackend[OptionsT]):
         self._store = store
         self._ring = Ring(driver)
         self._verify = verify
-        self._copies = Copies(store)
+        self._packer = Packer(driver, packing, self._largest_chunk_bytes)
+        self._copies = Copies(store, self._packer)
         self._certain = False
         self._best_bytes_s = 0.0
+        self._packing_ratio: float | None = None
         self._reclaim = Reclaim(driver)
         self._given_up: set[int] = set()
 
@@ -88,10 +95,24 @@ class VmmMechanism(BaseBackend[OptionsT]):
     def _settle(self, device: int) -> None:
         self._driver.synchronize(device)
         self._copies.settle(device)
+        self._give_slots_back([device])
+        self._packer.give_back(device, beside=True)
+
+    def _give_slots_back(self, devices: Iterable[int]) -> None:
+        """Give the slots of a transition back, where nothing can still be using them."""
+        for device in devices:
+            if self._copies.is_settled(device):
+                self._packer.give_back(device)
+
+    def _largest_chunk_bytes(self, device: int) -> int:
+        extents = [_extent(block) for block in self.ledger.blocks()]
+        largest = max([e.size_bytes for e in extents if e.device == device], default=0)
+        return min(largest, self._copies.chunk_limit_bytes)
 
     def check_room_to_save(self, blocks: Sequence[Block]) -> None:
         """Check that the store can hold the bytes of these blocks."""
-        self._copies.check_room(blocks, partial(self._spare, blocks))
+        spare, live_ranges = partial(self._spare, blocks), self._space.live_ranges
+        self._copies.check_room(blocks, spare, live_ranges)
 
     def _spare(self, besides: Sequence[Block]) -> list[Block]:
         """List the blocks with a copy that nothing depends on."""
@@ -105,8 +126,15 @@ class VmmMechanism(BaseBackend[OptionsT]):
     def save(self, blocks: Sequence[Block], control: Control) -> Iterator[Sequence[Block]]:
         """Copy what is allocated in the blocks to the store, but for what is there already."""
         self._certain = False
+        try:
+            yield from self._save(blocks, control)
+        finally:
+            self._give_slots_back(self._packer.devices())
+
+    def _save(self, blocks: Sequence[Block], control: Control) -> Iterator[Sequence[Block]]:
         started = time.perf_counter()
-        self._prepare(blocks)
+        with control.phase("survey"):
+            known = self._prepare(blocks)
         pairs = [(block, self._copies[block]) for block in blocks]
         # All of a block's memory may have been freed since the transition began.
         freed = [block for block, copy in pairs if not copy.chunks]
@@ -114,32 +142,36 @@ class VmmMechanism(BaseBackend[OptionsT]):
             yield freed
             pairs = [(block, copy) for block, copy in pairs if copy.chunks]
         always_known, known_at_once = self._verify != "off", self._store.fingerprints_all
-        works_to_do = to_save(self._driver, pairs, control, self._make_writable(blocks))
+        make_writable = self._make_writable(blocks)
+        works_to_do = to_save(self._driver, self._packer, pairs, known, control, make_writable)
         with closing(self._move(works_to_do, "down")) as works:
             for work in works:
                 saved = work.subject
                 saved.land(always_known=always_known, known_at_once=known_at_once)
                 dirty_bytes = saved.dirty_bytes
                 if dirty_bytes:
-                    control.advance(dirty_bytes)
+                    control.advance(dirty_bytes, spared_bytes=saved.spared_bytes)
                 if dirty_bytes < saved.size_bytes:
                     control.advance(saved.size_bytes - dirty_bytes, clean=True)
                 if saved.blocks:
                     yield saved.blocks
-        self._note_rate(control.progress.done_bytes - control.progress.clean_bytes, started)
+        self._note_rate(control.progress, started)
 
-    def _note_rate(self, copied_bytes: int, started: float) -> None:
+    def _note_rate(self, progress: Progress, started: float) -> None:
+        copied_bytes = progress.done_bytes - progress.clean_bytes
         if copied_bytes >= _TELLING_BYTES:
             rate = copied_bytes / (time.perf_counter() - started)
             self._best_bytes_s = max(rate, self._best_bytes_s)
+        if copied_bytes:
+            self._packing_ratio = 1.0 - progress.spared_bytes / copied_bytes
 
-    def _prepare(self, blocks: Sequence[Block], *, at_ease: bool = False) -> None:
+    def _prepare(self, blocks: Sequence[Block], *, at_ease: bool = False) -> Choices:
         spare, live_ranges = partial(self._spare, blocks), self._space.live_ranges
-        self._copies.prepare(blocks, spare, live_ranges, at_ease=at_ease)
+        return self._copies.prepare(blocks, spare, live_ranges, at_ease=at_ease)
 
     def _make_writable(
         self, blocks: Sequence[Block]
-    ) -> Callable[[Sequence[tuple[HostCopy, Chunk]]], None]:
+    ) -> Callable[[Sequence[tuple[HostCopy, Chunk, int]]], None]:
         return partial(self._copies.make_writable, spare=partial(self._spare, blocks))
 
     def restore(self, blocks: Iterable[Block], control: Control) -> Iterator[Sequence[Block]]:
@@ -151,14 +183,18 @@ class VmmMechanism(BaseBackend[OptionsT]):
             After all blocks were copied, if the saved bytes of some are damaged.
         """
         damaged: list[Block] = []
-        with closing(self._move(to_restore(blocks, self._copies), "up")) as works:
-            for work in works:
-                control.advance(work.size_bytes)
-                bad = self._damaged(work)
-                damaged += bad
-                good = [block for block in work.subject if block not in bad]
-                if good:
-                    yield good
+        try:
+            works_to_do = to_restore(blocks, self._copies, self._packer)
+            with closing(self._move(works_to_do, "up")) as works:
+                for work in works:
+                    control.advance(work.size_bytes, spared_bytes=work.subject.spared_bytes)
+                    bad = self._damaged(work)
+                    damaged += bad
+                    good = [block for block in work.subject.blocks if block not in bad]
+                    if good:
+                        yield good
+        finally:
+            self._give_slots_back(self._packer.devices())
         if not self._store.retains:
             self._ring.trim()
         if damaged:
@@ -169,11 +205,11 @@ class VmmMechanism(BaseBackend[OptionsT]):
                 hint="resume again and reload these tags",
             )
 
-    def _damaged(self, work: Work[list[Block]]) -> list[Block]:
+    def _damaged(self, work: Work[Restored]) -> list[Block]:
         """Choose the blocks that were not restored as they were saved."""
         if self._verify == "off" and not work.damaged:
             return []
-        copies = [(block, self._copies[block]) for block in work.subject]
+        copies = [(block, self._copies[block]) for block in work.subject.blocks]
         return [
             block
             for block, copy in copies
@@ -186,6 +222,7 @@ class VmmMechanism(BaseBackend[OptionsT]):
     ) -> Generator[Work[SubjectT], None, None]:
         return move(
             *(self._driver, self._ring, works, direction, self._all_queued, self._copies.unsettle),
+            benches=self._packer.benches,
         )
 
     def _all_queued(self) -> None:
@@ -218,6 +255,7 @@ class VmmMechanism(BaseBackend[OptionsT]):
 
     def end(self) -> None:
         """Have the driver take back what the transition gave up, once it has ended."""
+        self._give_slots_back(self._packer.devices())
         if self._given_up:
             self._reclaim.soon(self._given_up)
             self._given_up.clear()
@@ -225,6 +263,8 @@ class VmmMechanism(BaseBackend[OptionsT]):
     def reserve(self, blocks: Sequence[Block]) -> None:
         """Take the physical memory of all these extents."""
         self._reclaim.cancel()
+        for device in self._packer.devices(beside=True):
+            self._packer.give_back(device, beside=True)
         extents = [_extent(block) for block in blocks]
         taken: list[Block] = []
         try:
@@ -291,6 +331,8 @@ class VmmMechanism(BaseBackend[OptionsT]):
     def shut_down(self) -> None:
         """Give the room for saved bytes and the lanes back."""
         self._reclaim.close()
+        for device in self._packer.devices():
+            self._packer.give_back(device)
         self._ring.trim()
         self._store.close()
         self._driver.close()

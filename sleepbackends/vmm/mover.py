@@ -1,21 +1,24 @@
 """Copies between devices and saved bytes: queued without waiting, waited for once.
 
 Each device copies on a lane of its own, so that the links of several devices are busy at
-once. What is not in pinned memory goes through a ring of buffers. Work is handed back in the
-order in which it was queued, as its copies land.
+once. What is not in pinned memory goes through a ring of buffers, and what is packed through the
+slots of a bench. Work is handed back in the order in which it was queued, as its copies land.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
-from sleepbackends.errors import SleepBackendsError, add_note
+from sleepbackends.errors import MechanismError, SleepBackendsError, add_note
 from sleepbackends.vmm.driver import Direction, Driver, Event, Lane, LaneUse
+from sleepbackends.vmm.packing.bench import Bench
+from sleepbackends.vmm.packing.transfer import Transfer
 from sleepbackends.vmm.places import Place
 from sleepbackends.vmm.ring import Ring
 
@@ -26,6 +29,14 @@ that has landed can be unmapped while the next is being copied."""
 
 SubjectT = TypeVar("SubjectT")
 
+AnyTransfer = tuple[int, Place] | Transfer
+"""A copy to be made: device address, and where its bytes are saved; or one of packed bytes."""
+
+Benches = Mapping[int, Bench | None]
+"""The slots for packed bytes of each device that has any."""
+
+_NO_BENCHES: Benches = MappingProxyType({})
+
 
 @dataclass(slots=True)
 class Work(Generic[SubjectT]):
@@ -35,19 +46,19 @@ class Work(Generic[SubjectT]):
     ----------
     device : int
         Ordinal of the device.
-    transfers : iterable of (address, place)
-        Device address, and where its bytes are saved. There may be none.
+    transfers : iterable of (address, place) or Transfer
+        The copies; there may be none. Those of packed bytes are of a device that has a bench.
     size_bytes : int
         How many bytes are done with when they have landed, copied or not.
     subject : object
         For whoever made it.
     damaged : list of int
-        Once its copies have landed: the addresses of those transfers whose saved bytes turned out
-        to be others than had been saved. They did not reach the device.
+        Once its copies have landed: the device addresses of those transfers whose saved bytes
+        turned out to be others than had been saved. They did not reach the device.
     """
 
     device: int
-    transfers: Iterable[tuple[int, Place]]
+    transfers: Iterable[AnyTransfer]
     size_bytes: int
     subject: SubjectT
     damaged: list[int] = field(default_factory=list)
@@ -61,6 +72,7 @@ def move(
     on_queued: Callable[[], None] = lambda: None,
     on_unsettled: Callable[[int], None] = lambda device: None,
     use: LaneUse = "copy",
+    benches: Benches = _NO_BENCHES,
 ) -> Generator[Work[SubjectT], None, None]:
     """Copy, queued as work comes, and yield each work when its copies have landed.
 
@@ -80,16 +92,24 @@ def move(
     lanes: dict[int, Lane] = {}
     try:
         get_lane = partial(driver.lane, use=use)
-        yield from _move(get_lane, ring, lanes, works, direction, on_queued)
+        yield from _move(get_lane, ring, lanes, works, direction, on_queued, benches)
     except BaseException as error:
         ring.settle()
         for device, lane in lanes.items():
+            bench = benches.get(device)
             try:
-                lane.wait()
+                _settle(lane, bench)
             except SleepBackendsError as second:
                 on_unsettled(device)
                 add_note(error, f"waiting for the copies under way failed too: {second!r}")
         raise
+
+
+def _settle(lane: Lane, bench: Bench | None) -> None:
+    if bench is not None:
+        bench.forget()
+        bench.lane.wait()
+    lane.wait()
 
 
 def _move(
@@ -99,6 +119,7 @@ def _move(
     works: Iterable[Work[SubjectT]],
     direction: Direction,
     on_queued: Callable[[], None],
+    benches: Benches,
 ) -> Generator[Work[SubjectT], None, None]:
     queued = deque[_Group[SubjectT]]()
     open_groups: dict[int, _Group[SubjectT]] = {}
@@ -108,7 +129,7 @@ def _move(
         if group is None:
             if device not in lanes:
                 lanes[device] = lane(device)
-            group = open_groups[device] = _Group(lanes[device])
+            group = open_groups[device] = _Group(lanes[device], device, benches)
         group.add(work, ring, direction)
         if group.size_bytes < GROUP_BYTES[direction]:
             continue
@@ -127,13 +148,16 @@ def _move(
 class _Group(Generic[SubjectT]):
     """Work whose copies are waited for together."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: Lane, device: int, benches: Benches) -> None:
         self._lane = lane
+        self._device = device
+        self._benches = benches
         self.works: list[Work[SubjectT]] = []
         self.size_bytes = 0
         self._copies = 0
+        self._unpacking: Bench | None = None
         self._through_ring: list[tuple[Work[SubjectT], int, Future[bool]]] = []
-        self._event: Event | None = None
+        self._events: list[Event] = []
 
     def add(self, work: Work[SubjectT], ring: Ring, direction: Direction) -> None:
         self.works.append(work)
@@ -145,7 +169,11 @@ class _Group(Generic[SubjectT]):
         self, work: Work[SubjectT], ring: Ring, direction: Direction
     ) -> Iterator[tuple[int, int, int]]:
         """Choose the copies that the device makes itself; the ring makes the others."""
-        for address, place in work.transfers:
+        for transfer in work.transfers:
+            if isinstance(transfer, Transfer):
+                yield from self._packed(work, ring, direction, transfer)
+                continue
+            address, place = transfer
             host = place.host
             # Through memory that is not pinned either, a copy would only be made twice.
             if host is None or (not place.pinned and ring.is_pinned):
@@ -155,22 +183,48 @@ class _Group(Generic[SubjectT]):
                 self._copies += 1
                 yield address, host, place.size_bytes
 
+    def _packed(
+        self, work: Work[SubjectT], ring: Ring, direction: Direction, transfer: Transfer
+    ) -> Iterator[tuple[int, int, int]]:
+        """As ``_direct``, for the places of packed bytes, to and from a slot."""
+        bench = self._benches[self._device]
+        if bench is None:
+            raise MechanismError("there are no slots for packed bytes")
+        slot = bench.begin(self._lane, transfer)
+        address = slot.address
+        for place in transfer.places():
+            host = place.host
+            if host is None or (not place.pinned and ring.is_pinned):
+                copy = ring.copy(self._lane, direction, address, place)
+                self._through_ring.append((work, transfer.span.address, copy))
+                slot.copies.append(copy)
+            else:
+                yield address, host, place.size_bytes
+            address += place.size_bytes
+        self._copies += 1
+        bench.end(self._lane, transfer, slot)
+        if direction == "up":
+            self._unpacking = bench
+
     def closed(self) -> _Group[SubjectT]:
         if self._copies:
-            self._event = self._lane.event()
+            self._events.append(self._lane.event())
+        if self._unpacking is not None:
+            self._unpacking.finish()
+            self._events.append(self._unpacking.lane.event())
         return self
 
     def has_landed(self) -> bool:
         if not all(copy.done() for _, _, copy in self._through_ring):
             return False
-        if self._event is not None and not self._event.done():
+        if not all(event.done() for event in self._events):
             return False
         self.wait()
         return True
 
     def wait(self) -> None:
-        if self._event is not None:
-            self._event.wait()
+        for event in self._events:
+            event.wait()
         for work, address, copy in self._through_ring:
             if not copy.result():
                 work.damaged.append(address)

@@ -43,6 +43,11 @@ class VmmOptions(BaseModel):
     """Allocations of one tag that are smaller share physical memory, which makes waking up
     faster (torch asks for 2 MiB at a time); 0 gives each allocation its own."""
 
+    packing: Literal["auto", "off"] = "auto"
+    """Whether what packs well, as weights do, is packed by the device on its way to the host and
+    unpacked on its way back: fewer bytes cross the link and are saved. Where the device cannot, and
+    for what does not shrink by a tenth, bytes are copied as they are; see ``docs/packing.md``."""
+
     verify: Literal["off", "sample", "resume"] = "off"
     """What a resume checks of the bytes it restored, by their fingerprints: nothing, one
     chunk of 32 MiB in 16 and at least one of each block, or everything. Where the device

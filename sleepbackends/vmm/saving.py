@@ -15,11 +15,16 @@ from itertools import islice
 from sleepbackends.control import Control
 from sleepbackends.errors import MechanismError
 from sleepbackends.ledger import Block
-from sleepbackends.vmm.copies import Chunk, Copies, HostCopy
+from sleepbackends.vmm.copies import Choices, Copies
 from sleepbackends.vmm.driver import Driver
 from sleepbackends.vmm.fingerprint import Pending
-from sleepbackends.vmm.mover import Work
-from sleepbackends.vmm.places import Place
+from sleepbackends.vmm.host_copy import Chunk, HostCopy
+from sleepbackends.vmm.mover import AnyTransfer, Work
+from sleepbackends.vmm.packing.layout import HEADER_BYTES, Choice
+from sleepbackends.vmm.packing.packer import Packer
+from sleepbackends.vmm.packing.transfer import Down, Packed, Up, check_whole
+from sleepbackends.vmm.packing.unpacking import unpacked_pieces
+from sleepbackends.vmm.verify import fingerprint_of_saved
 
 BATCH_BYTES = 1 << 30
 """How much is fingerprinted by one call; an H200 reads it in 0.25 ms."""
@@ -42,16 +47,30 @@ class Dirty:
         Which part of it.
     fingerprint : int or None
         Of its bytes on the device, where that can be had.
+    packed : Packed, optional
+        How it is packed, once that is known.
     """
 
     copy: HostCopy
     chunk: Chunk
     fingerprint: int | None
+    packed: Packed | None = None
+
+    @property
+    def saved_bytes(self) -> int:
+        """How many bytes of it are copied."""
+        return saved_bytes(self.chunk, self.packed)
 
     def land(self, *, always_known: bool, known_at_once: bool) -> None:
         """Note what is saved now that the chunk has landed; see ``Batch.land``."""
         found = self.fingerprint
-        if known_at_once or (found is None and always_known):
+        if self.packed is not None:
+            if not known_at_once:
+                check_whole(self.chunk.saved.view(0, HEADER_BYTES))
+            # What the host has a fingerprint of are the packed bytes.
+            if found is None and always_known:
+                found = fingerprint_of_saved(self.chunk)
+        elif known_at_once or (found is None and always_known):
             saved = self.chunk.saved.fingerprinting()()
             if found not in (None, saved):
                 raise MechanismError(
@@ -90,8 +109,13 @@ class Batch:
 
     @property
     def dirty_bytes(self) -> int:
-        """How much of it is copied."""
+        """How much of it is saved by copies."""
         return sum([part.chunk.size_bytes for part in self.dirty])
+
+    @property
+    def spared_bytes(self) -> int:
+        """By how much less is copied for them."""
+        return sum([part.chunk.size_bytes - part.saved_bytes for part in self.dirty])
 
     def look(self, fingerprints: Sequence[int | None]) -> None:
         """Find out which chunks are dirty."""
@@ -101,15 +125,27 @@ class Batch:
             if fingerprint is None or fingerprint != chunk.fingerprint
         ]
 
+    def pack(self, packer: Packer, known: Choices) -> None:
+        """Find out how the dirty chunks are packed, and to how many bytes."""
+        chunks = [part.chunk for part in self.dirty]
+        choices = choose(packer, self.device, chunks, known)
+        found = packer.measure(self.device, [chunk.span for chunk in chunks], choices)
+        for part, packed in zip(self.dirty, found, strict=True):
+            part.packed = packed
+
     def work(self) -> Work[Batch]:
         """Return the copies to be made."""
-        transfers: Iterable[tuple[int, Place]] = self._transfers() if self.dirty else ()
+        transfers: Iterable[AnyTransfer] = self._transfers() if self.dirty else ()
         return Work(self.device, transfers, self.size_bytes, self)
 
-    def _transfers(self) -> Iterator[tuple[int, Place]]:
+    def _transfers(self) -> Iterator[AnyTransfer]:
         for part in self.dirty:
-            part.chunk.overwrite()
-            yield from part.chunk.transfers()
+            chunk, packed = part.chunk, part.packed
+            chunk.overwrite(part.saved_bytes)
+            if packed is None:
+                yield from chunk.transfers()
+            else:
+                yield Down(chunk.span, chunk.saved, packed.layout)
 
     def land(self, *, always_known: bool, known_at_once: bool) -> None:
         """Note what is saved now that it has landed.
@@ -132,13 +168,15 @@ class Batch:
 
 def to_save(
     driver: Driver,
+    packer: Packer,
     pairs: Iterable[tuple[Block, HostCopy]],
+    known: Choices,
     control: Control,
-    make_writable: Callable[[Sequence[tuple[HostCopy, Chunk]]], None],
+    make_writable: Callable[[Sequence[tuple[HostCopy, Chunk, int]]], None],
 ) -> Iterator[Work[Batch]]:
     """Make work of blocks that are to be saved, the devices in turn.
 
-    ``make_writable`` is told which chunks will be overwritten, some at a time.
+    ``make_writable`` is told which chunks will be overwritten, by how many bytes, some at a time.
 
     Each subject is to be told when it has landed. Blocks without chunks do not occur.
     """
@@ -150,8 +188,31 @@ def to_save(
         with control.phase("fingerprint"):
             found = pending.result() if pending else [None] * len(batch.parts)
         batch.look(found)
-        make_writable([(part.copy, part.chunk) for part in batch.dirty])
+        if batch.dirty:
+            with control.phase("survey"):
+                batch.pack(packer, known)
+            make_writable([(part.copy, part.chunk, part.saved_bytes) for part in batch.dirty])
         yield batch.work()
+
+
+def saved_bytes(chunk: Chunk, packed: Packed | None) -> int:
+    """Return how many bytes a chunk is saved as."""
+    return chunk.size_bytes if packed is None else packed.size_bytes
+
+
+def choose(
+    packer: Packer,
+    device: int,
+    chunks: Sequence[Chunk],
+    known: Choices,
+    *,
+    beside: bool = False,
+) -> list[Choice | None]:
+    """Find out how chunks of a device should be packed, where that is not known already."""
+    unknown = [chunk for chunk in chunks if chunk not in known]
+    spans = [chunk.span for chunk in unknown]
+    found = dict(zip(unknown, packer.survey(device, spans, beside=beside), strict=True))
+    return [found[chunk] if chunk in found else known[chunk] for chunk in chunks]
 
 
 def _fingerprinting(driver: Driver, batch: Batch) -> Pending | None:
@@ -196,7 +257,23 @@ def together(blocks: Iterable[Block]) -> Iterator[list[Block]]:
         yield some
 
 
-def to_restore(blocks: Iterable[Block], copies: Copies) -> Iterator[Work[list[Block]]]:
+@dataclass(slots=True)
+class Restored:
+    """Blocks of one device on their way up.
+
+    Parameters
+    ----------
+    blocks : sequence of Block
+        Which ones.
+    spared_bytes : int
+        By how much less is copied for them than they hold.
+    """
+
+    blocks: Sequence[Block]
+    spared_bytes: int = 0
+
+
+def to_restore(blocks: Iterable[Block], copies: Copies, packer: Packer) -> Iterator[Work[Restored]]:
     """Make work of blocks that are to be restored, as they are taken."""
     for some in together(blocks):
         by_device: dict[int, list[Block]] = {}
@@ -206,9 +283,20 @@ def to_restore(blocks: Iterable[Block], copies: Copies) -> Iterator[Work[list[Bl
             found = [copies[block] for block in mine]
             chunks = [chunk for copy in found for chunk in copy.chunks]
             size_bytes = sum([chunk.span.size_bytes for chunk in chunks])
-            yield Work(device, _transfers(chunks), size_bytes, mine)
+            restored = Restored(mine)
+            yield Work(device, _transfers(chunks, packer, device, restored), size_bytes, restored)
 
 
-def _transfers(chunks: Iterable[Chunk]) -> Iterator[tuple[int, Place]]:
+def _transfers(
+    chunks: Iterable[Chunk], packer: Packer, device: int, restored: Restored
+) -> Iterator[AnyTransfer]:
     for chunk in chunks:
-        yield from chunk.transfers()
+        copied_bytes = chunk.saved.size_bytes
+        bench = packer.bench(device) if chunk.is_packed else None
+        if bench is not None and copied_bytes <= bench.size_bytes:
+            restored.spared_bytes += chunk.size_bytes - copied_bytes
+            yield Up(chunk.span, chunk.saved)
+        elif chunk.is_packed:
+            yield from unpacked_pieces(chunk.span, chunk.saved)
+        else:
+            yield from chunk.transfers()

@@ -103,7 +103,9 @@ class SharedArena(Arena):
         fresh = self._take_whole([size for room, size in both if is_shared(room[0])])
         private = [(room, size) for room, size in both if not is_shared(room[0])]
         try:
-            own = iter(super().writable(*([part[i] for part in private] for i in (0, 1))))
+            own = iter(
+                super().writable([room for room, _ in private], [size for _, size in private])
+            )
         except BaseException:
             self.give_back(Slot(fresh))
             raise

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from sleepbackends.errors import ClosedError, SleepBackendsError
-from sleepbackends.vmm.copies import Chunk, Copies, HostCopy
+from sleepbackends.vmm.copies import Copies
+from sleepbackends.vmm.host_copy import Chunk, HostCopy
 from sleepbackends.vmm.places import Slot
 from sleepbackends.vmm.segment import Range
 from sleepbackends.vmm.shared_arena import SharedArena, is_shared

@@ -2,7 +2,8 @@
 
 The engine may write while its memory is being copied, so a copy may be torn. What is kept as
 the fingerprint of a chunk is therefore computed from the saved bytes themselves, after they
-have landed: a suspend then finds the chunk clean only if the device holds just these bytes.
+have landed: a suspend then finds the chunk clean only if the device holds just these bytes. Where
+they are packed, the device unpacks them once more for that.
 
 Each step holds the backend's transition lock for a few milliseconds of copying, which is the
 most that a transition has to wait. What a transition took away meanwhile is left out.
@@ -24,11 +25,16 @@ from dataclasses import dataclass
 
 from sleepbackends.ledger import Block
 from sleepbackends.reports import StagingReport
-from sleepbackends.vmm.copies import Chunk, Copies, HostCopy
+from sleepbackends.vmm.copies import Copies
 from sleepbackends.vmm.driver import Driver
 from sleepbackends.vmm.fingerprint import Span
-from sleepbackends.vmm.mover import Work, move
+from sleepbackends.vmm.host_copy import Chunk, HostCopy
+from sleepbackends.vmm.mover import AnyTransfer, Work, move
+from sleepbackends.vmm.packing.looking import fingerprints_of_packed
+from sleepbackends.vmm.packing.packer import Packer
+from sleepbackends.vmm.packing.transfer import Down, Packed
 from sleepbackends.vmm.ring import Ring
+from sleepbackends.vmm.saving import choose, saved_bytes
 
 STEP_BYTES = 64 << 20
 """How much is copied at a time: 1.2 ms of an H200's link, which the engine's own launches and
@@ -58,6 +64,10 @@ class Part:
         Which part of it.
     writes : int
         How often the saved bytes had been written to once they were copied.
+    packed : Packed, optional
+        How it is packed, if it is.
+    down : Down, optional
+        Its copy, then.
     compute : callable, optional
         Tells the fingerprint of the bytes that were copied, which stay there until it has.
     fingerprint : int or None
@@ -68,8 +78,15 @@ class Part:
     copy: HostCopy
     chunk: Chunk
     writes: int = 0
+    packed: Packed | None = None
+    down: Down | None = None
     compute: Callable[[], int] | None = None
     fingerprint: int | None = None
+
+    @property
+    def saved_bytes(self) -> int:
+        """How many bytes of it are copied."""
+        return saved_bytes(self.chunk, self.packed)
 
 
 class Staging:
@@ -81,6 +98,8 @@ class Staging:
         Copies.
     ring : Ring
         For what is not saved in pinned memory.
+    packer : Packer
+        Packs.
     copies : Copies
         Where to.
     hold : Hold
@@ -97,14 +116,16 @@ class Staging:
         self,
         driver: Driver,
         ring: Ring,
+        packer: Packer,
         copies: Copies,
         hold: Hold,
         blocks: Callable[[], list[Block]],
-        prepare: Callable[[list[Block]], None],
+        prepare: Callable[[list[Block]], object],
         limit_gib_s: float,
     ) -> None:
         self._driver = driver
         self._ring = ring
+        self._packer = packer
         self._copies = copies
         self._hold = hold
         self._blocks = blocks
@@ -175,13 +196,23 @@ class Staging:
 
     def _run(self, pool: ThreadPoolExecutor) -> None:
         with self._hold():
+            devices = {block.extra.device for block in self._blocks()}
+        self._have_kernels(devices)
+        try:
+            self._stage(pool)
+        finally:
+            self._give_slots_back()
+
+    def _stage(self, pool: ThreadPoolExecutor) -> None:
+        with self._hold():
             blocks = self._blocks()
             self._prepare(blocks)
             pairs = [(block, self._copies[block]) for block in blocks]
-        self._have_fingerprints(copy.extent.device for _, copy in pairs)
         copied: Sequence[Part] = ()
         for step in _steps(pairs):
-            self._going.wait()
+            if not self._going.is_set():
+                self._give_slots_back()
+                self._going.wait()
             if self._cancelled.is_set():
                 break
             started = time.perf_counter()
@@ -197,13 +228,22 @@ class Staging:
             with self._hold():
                 self._note(copied)
 
-    def _have_fingerprints(self, devices: Iterable[int]) -> None:
-        """Ask each device for the fingerprint of nothing.
+    def _have_kernels(self, devices: Iterable[int]) -> None:
+        """Ask each device for the fingerprint of nothing, and for its packing.
 
-        The first one may have to be compiled and loaded, 0.15 s that the suspend would take.
+        The first ones may have to be compiled and loaded, 0.15 s that the suspend would take.
         """
-        for device in set(devices):
+        for device in devices:
             self._driver.fingerprint(device, [Span(0, 0)])
+            self._packer.packing(device)
+
+    def _give_slots_back(self) -> None:
+        if not self._packer.beside:
+            return
+        with self._hold():
+            for device in self._packer.devices(beside=True):
+                if self._copies.is_settled(device):
+                    self._packer.give_back(device, beside=True)
 
     def _wait_for(self, hashing: Sequence[Future[None]]) -> None:
         for each in hashing:
@@ -217,27 +257,70 @@ class Staging:
             dirty = self._dirty(there)
             self._counts["skipped_bytes"] += _size(parts) - _size(there)
             self._counts["clean_bytes"] += _size(there) - _size(dirty)
-            self._copies.make_writable([(part.copy, part.chunk) for part in dirty])
-            unsettle = self._copies.unsettle
-            for _ in move(
-                *(self._driver, self._ring, map(_work, dirty), "down"),
-                on_unsettled=unsettle,
-                use="stage",
-            ):
-                pass
+            self._choose(dirty)
+            self._copies.make_writable([(p.copy, p.chunk, p.saved_bytes) for p in dirty])
+            for some in self._rounds(dirty):
+                self._copy(some)
             for part in dirty:
-                # The bytes stay there for it, whatever becomes of the copy meanwhile.
-                part.compute = part.chunk.saved.fingerprinting()
+                if part.packed is None:
+                    # The bytes stay there for it, whatever becomes of the copy meanwhile.
+                    part.compute = part.chunk.saved.fingerprinting()
         return dirty
+
+    def _choose(self, parts: Sequence[Part]) -> None:
+        """Find out how parts are packed, which holds for as long as nobody writes to them."""
+        for device, some in _by_device(parts).items():
+            chunks = [part.chunk for part in some]
+            choices = choose(self._packer, device, chunks, {}, beside=True)
+            spans = [chunk.span for chunk in chunks]
+            found = self._packer.measure(device, spans, choices, beside=True)
+            for part, packed in zip(some, found, strict=True):
+                part.packed = packed
+
+    def _rounds(self, parts: Sequence[Part]) -> Iterator[list[Part]]:
+        """Cut parts so that what is packed together stays in its slots."""
+        benches = self._packer.beside.values()
+        most = min([bench.count for bench in benches if bench is not None], default=1)
+        some: list[Part] = []
+        left = most
+        for part in parts:
+            if part.packed is not None:
+                if not left:
+                    yield some
+                    some, left = [], most
+                left -= 1
+            some.append(part)
+        yield some
+
+    def _copy(self, parts: Sequence[Part]) -> None:
+        """Copy parts, and find out what those stand for that are packed."""
+        unsettle = self._copies.unsettle
+        for _ in move(
+            *(self._driver, self._ring, map(_work, parts), "down"),
+            on_unsettled=unsettle,
+            use="stage",
+            benches=self._packer.beside,
+        ):
+            pass
+        for device, some in _by_device(parts).items():
+            bench = self._packer.beside.get(device)
+            packed = [(part, part.down) for part in some if part.down is not None]
+            if bench is None or not packed:
+                continue
+            downs = [down for _, down in packed]
+            try:
+                found = fingerprints_of_packed(self._driver, device, bench, downs)
+            except BaseException:
+                unsettle(device)
+                raise
+            for (part, _), fingerprint in zip(packed, found, strict=True):
+                part.fingerprint = fingerprint
 
     def _dirty(self, parts: Sequence[Part]) -> list[Part]:
         """Choose the parts that the device holds other bytes of than are saved, for all we know."""
-        known: dict[int, list[Part]] = {}
-        for part in parts:
-            if part.chunk.fingerprint is not None:
-                known.setdefault(part.copy.extent.device, []).append(part)
+        known = [part for part in parts if part.chunk.fingerprint is not None]
         clean: set[int] = set()
-        for device, some in known.items():
+        for device, some in _by_device(known).items():
             pending = self._driver.fingerprint(device, [p.chunk.span for p in some])
             found = pending.result() if pending else [None] * len(some)
             clean |= {id(p) for p, f in zip(some, found, strict=True) if f == p.chunk.fingerprint}
@@ -247,8 +330,11 @@ class Staging:
         """Note the fingerprints of chunks that are still as they were copied."""
         for part in parts:
             good = self._is_current(part) and part.chunk.writes == part.writes
+            # Without one it was written to while it was being packed, and nothing is saved.
+            good &= part.fingerprint is not None
             if good:
                 part.chunk.fingerprint = part.fingerprint
+                self._counts["spared_bytes"] += part.chunk.size_bytes - part.saved_bytes
             self._counts["copied_bytes" if good else "skipped_bytes"] += part.chunk.size_bytes
 
     def _is_current(self, part: Part) -> bool:
@@ -272,9 +358,21 @@ def _steps(pairs: Iterable[tuple[Block, HostCopy]]) -> Iterator[Sequence[Part]]:
 
 
 def _work(part: Part) -> Work[Part]:
-    part.chunk.overwrite()
-    part.writes = part.chunk.writes
-    return Work(part.copy.extent.device, part.chunk.transfers(), part.chunk.size_bytes, part)
+    chunk = part.chunk
+    chunk.overwrite(part.saved_bytes)
+    part.writes = chunk.writes
+    transfers: Iterable[AnyTransfer] = chunk.transfers()
+    if part.packed is not None:
+        part.down = Down(chunk.span, chunk.saved, part.packed.layout)
+        transfers = [part.down]
+    return Work(part.copy.extent.device, transfers, chunk.size_bytes, part)
+
+
+def _by_device(parts: Iterable[Part]) -> dict[int, list[Part]]:
+    found: dict[int, list[Part]] = {}
+    for part in parts:
+        found.setdefault(part.copy.extent.device, []).append(part)
+    return found
 
 
 def _hash(parts: Sequence[Part]) -> None:

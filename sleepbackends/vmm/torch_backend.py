@@ -66,7 +66,9 @@ class TorchVmmBackend(VmmBackend[VmmOptionsT], Generic[VmmOptionsT, DriverT, Poo
         library, share_below_bytes = library_path(self.native), options.share_below_bytes
         space = AddressSpace(library, self.driver_library, self.driver, share_below_bytes)
         store = open_store(self.driver)
-        super().__init__(self.driver, space, store, options.verify, options, settings)
+        super().__init__(
+            *(self.driver, space, store, options.verify, options.packing, options, settings)
+        )
         self._pools = self._make_pools(space)
 
     @abstractmethod

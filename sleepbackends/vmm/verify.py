@@ -12,10 +12,11 @@ import random
 from collections.abc import Sequence
 from typing import Literal
 
-from sleepbackends.errors import MechanismError
-from sleepbackends.vmm.copies import Chunk, HostCopy
+from sleepbackends.errors import ContentsLostError, MechanismError
 from sleepbackends.vmm.driver import Driver
 from sleepbackends.vmm.fingerprint import Span, host_fingerprint
+from sleepbackends.vmm.host_copy import Chunk, HostCopy
+from sleepbackends.vmm.packing.unpacking import fingerprinting
 
 Verify = Literal["off", "sample", "resume"]
 """What a resume checks: nothing, one chunk in ``SAMPLE`` and at least one of each block, or
@@ -25,7 +26,15 @@ SAMPLE = 16
 
 
 def fingerprint_of_saved(chunk: Chunk) -> int:
-    """Return the fingerprint of a chunk's saved bytes, as the host finds it."""
+    """Return the fingerprint of a chunk by its saved bytes, as the host finds it.
+
+    Raises
+    ------
+    ContentsLostError
+        If they are packed, and known to be damaged.
+    """
+    if chunk.is_packed:
+        return fingerprinting(chunk.saved, chunk.size_bytes)()
     return chunk.saved.fingerprinting()()
 
 
@@ -45,7 +54,7 @@ def is_intact(driver: Driver, copy: HostCopy, verify: Verify) -> bool:
     for chunk, fingerprint in zip(chunks, found, strict=True):
         if fingerprint == chunk.fingerprint:
             continue
-        if fingerprint_of_saved(chunk) != chunk.fingerprint:
+        if not _is_good(chunk):
             return False
         raise MechanismError(
             f"the device holds other bytes than were restored, near {chunk.span.address:#x}",
@@ -53,6 +62,13 @@ def is_intact(driver: Driver, copy: HostCopy, verify: Verify) -> bool:
             hint="repeat the resume; if it fails again, the device or its link is faulty",
         )
     return True
+
+
+def _is_good(chunk: Chunk) -> bool:
+    try:
+        return fingerprint_of_saved(chunk) == chunk.fingerprint
+    except ContentsLostError:
+        return False
 
 
 def _chosen(copy: HostCopy, verify: Verify) -> Sequence[Chunk]:

@@ -42,6 +42,7 @@ def _plain(report: EngineReport) -> dict[str, Any]:
         "reason": report.reason,
         "released_bytes": report.released_bytes,
         "copied_bytes": sum(step.copied_bytes for step in report.steps),
+        "link_bytes": sum(step.link_bytes for step in report.steps),
         "undefined_tags": sorted(report.undefined_tags),
         "seconds": report.seconds,
     }
