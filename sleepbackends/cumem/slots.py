@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from sleepbackends.errors import SleepBackendsError
@@ -51,36 +50,41 @@ class DeviceSlots:
         self._driver = driver
         self._device = device
         self.size_bytes = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self.addresses: list[int] = []
         cu, call = driver._cu, driver.call
         wanted = allocation_prop(cu, device)
-        with driver.current(device), ExitStack() as undo:
-            least = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-            unit = int(call(cu.cuMemGetAllocationGranularity, wanted, least))
-            total = -(-count * self.size_bytes // unit) * unit
-            base = int(call(cu.cuMemAddressReserve, total, 0, 0, 0, needed_bytes=total))
-            undo.callback(self._undo, cu.cuMemAddressFree, base, total)
-            handle = call(cu.cuMemCreate, total, wanted, 0, needed_bytes=total)
-            undo.callback(self._undo, cu.cuMemRelease, handle)
-            call(cu.cuMemMap, base, total, 0, handle, 0)
-            undo.callback(self._undo, cu.cuMemUnmap, base, total)
-            access = cu.CUmemAccessDesc()
-            access.location = wanted.location
-            access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-            call(cu.cuMemSetAccess, base, total, [access], 1)
-            self._held = undo.pop_all()
+        self._undo: list[tuple[Any, ...]] = []
+        try:
+            with driver.current(device):
+                least = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+                unit = int(call(cu.cuMemGetAllocationGranularity, wanted, least))
+                total = -(-count * self.size_bytes // unit) * unit
+                base = int(call(cu.cuMemAddressReserve, total, 0, 0, 0, needed_bytes=total))
+                self._undo.append((cu.cuMemAddressFree, base, total))
+                handle = call(cu.cuMemCreate, total, wanted, 0, needed_bytes=total)
+                self._undo.append((cu.cuMemRelease, handle))
+                call(cu.cuMemMap, base, total, 0, handle, 0)
+                self._undo.append((cu.cuMemUnmap, base, total))
+                access = cu.CUmemAccessDesc()
+                access.location = wanted.location
+                access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                call(cu.cuMemSetAccess, base, total, [access], 1)
+        except BaseException:
+            self.close()
+            raise
         self.addresses = [base + number * self.size_bytes for number in range(count)]
 
-    def _undo(self, function: Any, *arguments: Any) -> None:
-        try:
-            self._driver.call(function, *arguments)
-        except SleepBackendsError:
-            logger.exception("memory of device %d stays", self._device)
+    def close(self) -> bool:
+        """Give the memory back, which nothing may use any more; tell whether that worked.
 
-    def close(self) -> None:
-        """Give the memory back, which nothing may use any more; a failure is logged."""
+        A failure is logged, and closing again goes on where it was.
+        """
         self.addresses = []
         try:
             with self._driver.current(self._device):
-                self._held.close()
+                while self._undo:
+                    self._driver.call(*self._undo[-1])
+                    self._undo.pop()
         except SleepBackendsError:
             logger.exception("memory of device %d stays", self._device)
+        return not self._undo

@@ -270,7 +270,9 @@ class Arena:
 
     def _drop(self, segment: Segment) -> bool:
         """Unpin and unmap a segment; tell whether that worked, else it can be tried again."""
+        segment.leave()
         if segment.views:
+            segment.leave(False)
             return False
         for number, touched in enumerate(segment.touched):
             if touched is not None and touched.cancel():
@@ -283,6 +285,7 @@ class Arena:
                 self._driver.unpin(segment.address_of(number))
             except SleepBackendsError:
                 logger.exception("%d bytes of host memory stay pinned", segment.size_bytes)
+                segment.leave(False)
                 return False
             del segment.pinned[number]
         host.release(segment.address, segment.size_bytes)

@@ -95,14 +95,12 @@ class VmmMechanism(BaseBackend[OptionsT]):
     def _settle(self, device: int) -> None:
         self._driver.synchronize(device)
         self._copies.settle(device)
-        self._give_slots_back([device])
-        self._packer.give_back(device, beside=True)
+        self._packer.give_back([device])
+        self._packer.give_back([device], beside=True)
 
-    def _give_slots_back(self, devices: Iterable[int]) -> None:
-        """Give the slots of a transition back, where nothing can still be using them."""
-        for device in devices:
-            if self._copies.is_settled(device):
-                self._packer.give_back(device)
+    def _give_slots_back(self) -> None:
+        """Give the slots of the transition back, where nothing can still be using them."""
+        self._packer.give_back(filter(self._copies.is_settled, self._packer.devices()))
 
     def _largest_chunk_bytes(self, device: int) -> int:
         extents = [_extent(block) for block in self.ledger.blocks()]
@@ -129,11 +127,14 @@ class VmmMechanism(BaseBackend[OptionsT]):
         try:
             yield from self._save(blocks, control)
         finally:
-            self._give_slots_back(self._packer.devices())
+            self._give_slots_back()
 
     def _save(self, blocks: Sequence[Block], control: Control) -> Iterator[Sequence[Block]]:
         started = time.perf_counter()
         with control.phase("survey"):
+            for device in {_extent(block).device for block in blocks}:
+                if not self._packer.get_ready(device):
+                    self._packer.do_without(device)
             known = self._prepare(blocks)
         pairs = [(block, self._copies[block]) for block in blocks]
         # All of a block's memory may have been freed since the transition began.
@@ -194,7 +195,7 @@ class VmmMechanism(BaseBackend[OptionsT]):
                     if good:
                         yield good
         finally:
-            self._give_slots_back(self._packer.devices())
+            self._give_slots_back()
         if not self._store.retains:
             self._ring.trim()
         if damaged:
@@ -255,7 +256,7 @@ class VmmMechanism(BaseBackend[OptionsT]):
 
     def end(self) -> None:
         """Have the driver take back what the transition gave up, once it has ended."""
-        self._give_slots_back(self._packer.devices())
+        self._give_slots_back()
         if self._given_up:
             self._reclaim.soon(self._given_up)
             self._given_up.clear()
@@ -263,8 +264,7 @@ class VmmMechanism(BaseBackend[OptionsT]):
     def reserve(self, blocks: Sequence[Block]) -> None:
         """Take the physical memory of all these extents."""
         self._reclaim.cancel()
-        for device in self._packer.devices(beside=True):
-            self._packer.give_back(device, beside=True)
+        self._packer.give_back(self._packer.devices(beside=True), beside=True)
         extents = [_extent(block) for block in blocks]
         taken: list[Block] = []
         try:
@@ -331,8 +331,7 @@ class VmmMechanism(BaseBackend[OptionsT]):
     def shut_down(self) -> None:
         """Give the room for saved bytes and the lanes back."""
         self._reclaim.close()
-        for device in self._packer.devices():
-            self._packer.give_back(device)
+        self._packer.give_back(self._packer.devices())
         self._ring.trim()
         self._store.close()
         self._driver.close()

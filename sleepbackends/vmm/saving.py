@@ -66,7 +66,8 @@ class Dirty:
         found = self.fingerprint
         if self.packed is not None:
             if not known_at_once:
-                check_whole(self.chunk.saved.view(0, HEADER_BYTES))
+                with self.chunk.saved.view(0, HEADER_BYTES) as header:
+                    check_whole(header)
             # What the host has a fingerprint of are the packed bytes.
             if found is None and always_known:
                 found = fingerprint_of_saved(self.chunk)
@@ -145,7 +146,7 @@ class Batch:
             if packed is None:
                 yield from chunk.transfers()
             else:
-                yield Down(chunk.span, chunk.saved, packed.layout)
+                yield Down(chunk.span, chunk.saved, packed.layout, is_checked=True)
 
     def land(self, *, always_known: bool, known_at_once: bool) -> None:
         """Note what is saved now that it has landed.

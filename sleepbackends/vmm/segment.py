@@ -6,9 +6,10 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, NamedTuple
 
+from sleepbackends.errors import HostMemoryError
 from sleepbackends.hostmemory import driver as host
 from sleepbackends.vmm import places
 from sleepbackends.vmm.fingerprint import host_fingerprint
@@ -56,8 +57,14 @@ class Segment(Gaps):
         self.views: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._touch = touch
         self._pin = pin
+        self._is_leaving = False
         self._beginning = threading.Lock()
         self._pinning = threading.Lock()
+
+    def leave(self, is_leaving: bool = True) -> None:
+        """Make no more chunks ready, because the memory is being given up; or do so again."""
+        with self._beginning, self._pinning:
+            self._is_leaving = is_leaving
 
     def is_pinned(self, number: int) -> bool:
         """Have a chunk ready, which may take a while, and tell whether it is pinned.
@@ -65,13 +72,18 @@ class Segment(Gaps):
         Raises
         ------
         HostMemoryError
-            If there is no memory for it.
+            If there is no memory for it, or if it is being given up.
         """
         known = self.pinned.get(number)
         if known is not None:
             return known
-        self._begin(number).result()
+        try:
+            self._begin(number).result()
+        except CancelledError:
+            raise _given_back() from None
         with self._pinning:
+            if self._is_leaving:
+                raise _given_back()
             if number not in self.pinned:
                 self.pinned[number] = self._pin(*self._extent(number))
             return self.pinned[number]
@@ -91,6 +103,8 @@ class Segment(Gaps):
 
     def _begin(self, number: int) -> Future[None]:
         with self._beginning:
+            if self._is_leaving:
+                raise _given_back()
             touched = self.touched[number]
             if touched is None:
                 touched = self.touched[number] = self._touch(*self._extent(number))
@@ -105,6 +119,10 @@ class Segment(Gaps):
     def is_empty(self) -> bool:
         """Whether nothing of it is taken, and nobody looks at it."""
         return self.free_bytes == self.size_bytes and not self.views
+
+
+def _given_back() -> HostMemoryError:
+    return HostMemoryError("memory for saved bytes was given back", hint="save to new memory")
 
 
 class Piece(NamedTuple):

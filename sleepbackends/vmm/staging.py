@@ -23,6 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+from sleepbackends.errors import HostMemoryError
 from sleepbackends.ledger import Block
 from sleepbackends.reports import StagingReport
 from sleepbackends.vmm.copies import Copies
@@ -217,7 +218,7 @@ class Staging:
                 break
             started = time.perf_counter()
             for part in step:
-                part.chunk.saved.wait()  # not with the lock held: pinning takes its time
+                self._wait_for_room(part)
             copied = self._step(step, copied)
             shares = [copied[i::THREADS] for i in range(min(THREADS, len(copied)))]
             hashing = [pool.submit(_hash, share) for share in shares]
@@ -228,6 +229,16 @@ class Staging:
             with self._hold():
                 self._note(copied)
 
+    def _wait_for_room(self, part: Part) -> None:
+        """Wait for the room of a part, not with the lock held: pinning takes its time."""
+        try:
+            part.chunk.saved.wait()
+        except HostMemoryError:
+            with self._hold():
+                if self._is_current(part):
+                    raise
+            # A transition has given it back, and the part is left out.
+
     def _have_kernels(self, devices: Iterable[int]) -> None:
         """Ask each device for the fingerprint of nothing, and for its packing.
 
@@ -235,15 +246,14 @@ class Staging:
         """
         for device in devices:
             self._driver.fingerprint(device, [Span(0, 0)])
-            self._packer.packing(device)
+            self._packer.get_ready(device)
 
     def _give_slots_back(self) -> None:
         if not self._packer.beside:
             return
         with self._hold():
-            for device in self._packer.devices(beside=True):
-                if self._copies.is_settled(device):
-                    self._packer.give_back(device, beside=True)
+            devices = filter(self._copies.is_settled, self._packer.devices(beside=True))
+            self._packer.give_back(devices, beside=True)
 
     def _wait_for(self, hashing: Sequence[Future[None]]) -> None:
         for each in hashing:

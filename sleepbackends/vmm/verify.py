@@ -16,7 +16,7 @@ from sleepbackends.errors import ContentsLostError, MechanismError
 from sleepbackends.vmm.driver import Driver
 from sleepbackends.vmm.fingerprint import Span, host_fingerprint
 from sleepbackends.vmm.host_copy import Chunk, HostCopy
-from sleepbackends.vmm.packing.unpacking import fingerprinting
+from sleepbackends.vmm.packing.unpacking import fingerprint_of_packed
 
 Verify = Literal["off", "sample", "resume"]
 """What a resume checks: nothing, one chunk in ``SAMPLE`` and at least one of each block, or
@@ -34,7 +34,7 @@ def fingerprint_of_saved(chunk: Chunk) -> int:
         If they are packed, and known to be damaged.
     """
     if chunk.is_packed:
-        return fingerprinting(chunk.saved, chunk.size_bytes)()
+        return fingerprint_of_packed(chunk.saved, chunk.size_bytes)
     return chunk.saved.fingerprinting()()
 
 

@@ -105,10 +105,10 @@ class Bench:
             slot.used, slot.unpacking = None, None
             slot.copies.clear()
 
-    def close(self) -> None:
-        """Give the device memory back, which nobody uses any more; a failure is logged."""
+    def close(self) -> bool:
+        """Give the device memory back, which nobody uses any more; see ``Slots.close``."""
         self._slots.clear()
-        self._device_memory.close()
+        return self._device_memory.close()
 
     def _finish(self, slot: BenchSlot) -> None:
         if not slot.copies:

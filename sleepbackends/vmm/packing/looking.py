@@ -14,7 +14,7 @@ from sleepbackends.vmm.fingerprint import Span
 from sleepbackends.vmm.packing.bench import Bench
 from sleepbackends.vmm.packing.layout import HEADER_BYTES, Header
 from sleepbackends.vmm.packing.transfer import Down
-from sleepbackends.vmm.packing.unpacking import fingerprinting
+from sleepbackends.vmm.packing.unpacking import fingerprint_of_packed
 
 
 def fingerprints_of_packed(
@@ -56,7 +56,7 @@ def fingerprints_of_packed(
         found = zip(pending.result(), whole, strict=True)
         return [fingerprint if is_whole else None for fingerprint, is_whole in found]
     return [
-        fingerprinting(transfer.saved, transfer.span.size_bytes)() if is_whole else None
+        fingerprint_of_packed(transfer.saved, transfer.span.size_bytes) if is_whole else None
         for transfer, is_whole in zip(transfers, whole, strict=True)
     ]
 

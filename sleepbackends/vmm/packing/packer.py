@@ -7,7 +7,7 @@ already is unpacked by the host.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Literal
 
@@ -75,6 +75,31 @@ class Packer:
         # By device, those that cannot be had as well: nobody asks twice.
         self.benches: dict[int, Bench | None] = {}
         self.beside: dict[int, Bench | None] = {}
+        self._leaving: list[Bench] = []
+        self._ready: set[int] = set()
+
+    def get_ready(self, device: int) -> bool:
+        """Have what the driver needs to pack, while nothing depends on the memory it takes.
+
+        It keeps that: were it taken from what a suspend has just given up, there might not be
+        enough to resume. Tells whether it is there, or the driver packs nothing anyway.
+        """
+        if device in self._ready:
+            return True
+        packing = self.packing(device)
+        if packing is None:
+            return True
+        try:
+            packing.survey([Span(0, 0)]).result()
+        except SleepBackendsError as error:
+            logger.info("nothing is packed on device %d now: %s", device, error.message)
+            return False
+        self._ready.add(device)
+        return True
+
+    def do_without(self, device: int) -> None:
+        """Pack nothing on a device until ``give_back``."""
+        self.benches[device] = None
 
     def bench(self, device: int, *, beside: bool = False) -> Bench | None:
         """Have slots on a device until ``give_back``; None if there is no memory for them.
@@ -99,8 +124,9 @@ class Packer:
         """
         found: list[Choice | None] = [None] * len(spans)
         large = [number for number, span in enumerate(spans) if span.size_bytes >= LEAST_BYTES]
+        benches = self.beside if beside else self.benches
         packing = self.packing(device) if large else None
-        if packing is None:
+        if packing is None or benches.get(device, packing) is None:
             return found
         try:
             pending = packing.survey([spans[number] for number in large])
@@ -147,11 +173,17 @@ class Packer:
                 found[number] = Packed(layout, packed_bytes)
         return found
 
-    def give_back(self, device: int, *, beside: bool = False) -> None:
-        """Give the slots of a device back, which nothing there uses any more."""
-        bench = (self.beside if beside else self.benches).pop(device, None)
-        if bench is not None:
-            bench.close()
+    def give_back(self, devices: Iterable[int], *, beside: bool = False) -> None:
+        """Give the slots of devices back, which nothing there uses any more.
+
+        What a driver does not let go of is tried again by the next call.
+        """
+        benches = self.beside if beside else self.benches
+        for device in devices:
+            bench = benches.pop(device, None)
+            if bench is not None:
+                self._leaving.append(bench)
+        self._leaving = [bench for bench in self._leaving if not bench.close()]
 
     def devices(self, *, beside: bool = False) -> list[int]:
         """List the devices on which slots may be held."""

@@ -42,10 +42,10 @@ class Slots(Protocol):
         """How large each is, at least as asked."""
         ...
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """Give the memory back, which nothing on the device may use any more.
 
-        A failure is logged. Closing again does nothing.
+        Tells whether that worked. A failure is logged, and closing again goes on where it was.
         """
         ...
 

@@ -51,11 +51,7 @@ class Transfer:
         HostMemoryError
             If there is no memory for one.
         """
-        is_first = True
-        for place in self.saved.pieces():
-            # In memory they can be looked at once they are there; elsewhere only on their way.
-            yield _Checked(place) if is_first and place.host is None else place
-            is_first = False
+        return self.saved.pieces()
 
 
 @dataclass(slots=True, eq=False)
@@ -66,12 +62,23 @@ class Down(Transfer):
     ----------
     layout : Layout
         How to pack.
+    is_checked : bool
+        Whether it fails if the memory changed while it was being packed. What is saved in memory
+        is looked at by whoever asks for the copy, once it is there.
     slot_address : int
         Where the packed bytes are on the device, until the slot is used again; 0 before.
     """
 
     layout: Layout
+    is_checked: bool = False
     slot_address: int = 0
+
+    def places(self) -> Iterator[Place]:
+        """Go through where the packed bytes are on the host, each once it can be used."""
+        must_be_whole = self.is_checked
+        for place in self.saved.pieces():
+            yield _Checked(place) if must_be_whole and place.host is None else place
+            must_be_whole = False
 
 
 @dataclass(slots=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 
 from sleepbackends.errors import ContentsLostError, MechanismError
@@ -20,7 +20,7 @@ class PackedBytes:
     Parameters
     ----------
     saved : Saved
-        Where they are.
+        Where they are. They stay there for as long as this is used.
     """
 
     def __init__(self, saved: Saved) -> None:
@@ -36,21 +36,14 @@ class PackedBytes:
         StorageError
             If they cannot be read.
         """
-        packed, _kept = self._memory
-        host.unpack(packed, target, size_bytes, start)
-
-    def hold(self) -> None:
-        """Keep the packed bytes as they are now where they are; raises what ``unpack`` raises."""
-        self._memory  # noqa: B018 - reads them where that is necessary
+        saved = self._saved
+        # Without a view: as long as there is one, however forgotten, the memory stays.
+        address = saved.address if isinstance(saved, Range) else _address(self._read)
+        host.unpack(Span(address, saved.size_bytes), target, size_bytes, start)
 
     @cached_property
-    def _memory(self) -> tuple[Span, object]:
-        """Where they are, and what keeps them there."""
-        saved = self._saved
-        if isinstance(saved, Range):
-            return Span(saved.address, saved.size_bytes), saved.view(0, saved.size_bytes)
-        found = bytearray(saved.view(0, saved.size_bytes))
-        return Span(_address(found), len(found)), found
+    def _read(self) -> bytearray:
+        return bytearray(self._saved.view(0, self._saved.size_bytes))
 
 
 def unpacked(saved: Saved, start: int, size_bytes: int) -> memoryview:
@@ -60,17 +53,11 @@ def unpacked(saved: Saved, start: int, size_bytes: int) -> memoryview:
     return memoryview(found).toreadonly()
 
 
-def fingerprinting(saved: Saved, size_bytes: int) -> Callable[[], int]:
-    """Return what tells the fingerprint of what was packed; the bytes stay there until it has."""
-    packed = PackedBytes(saved)
-    packed.hold()
-
-    def compute() -> int:
-        found = bytearray(size_bytes)
-        packed.unpack(_address(found), size_bytes)
-        return host_fingerprint(_address(found), size_bytes)
-
-    return compute
+def fingerprint_of_packed(saved: Saved, size_bytes: int) -> int:
+    """Return the fingerprint of what was packed; raises what ``PackedBytes.unpack`` raises."""
+    found = bytearray(size_bytes)
+    PackedBytes(saved).unpack(_address(found), size_bytes)
+    return host_fingerprint(_address(found), size_bytes)
 
 
 class UnpackedPiece:

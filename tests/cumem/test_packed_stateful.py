@@ -1,0 +1,186 @@
+"""Any order of writes of any kind, sleeps, stagings, faults and frees, packed: no byte differs."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+
+from sleepbackends.cumem.backend import CumemBackend
+from sleepbackends.cumem.options import CumemOptions
+from sleepbackends.errors import SleepBackendsError
+from sleepbackends.vmm import copies, mover, saving, staging
+from sleepbackends.vmm.packing import packer
+from sleepbackends.vmm.region import DeviceMemory
+from tests.native.fixtures import GRANULE_BYTES
+from tests.packing import CONTENTS, contents
+from tests.simulators.cuda import Simulator
+
+CHUNK = GRANULE_BYTES // 2
+FAULTS = (
+    *("cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuMemMap", "cuMemCreate", "cuMemUnmap"),
+    *("cuEventRecord", "cuLaunchKernel", "cuMemRelease", "cuStreamWaitEvent", "cuEventSynchronize"),
+    *("cuMemAddressReserve", "cuMemSetAccess", "cuMemGetInfo", "cuStreamSynchronize"),
+)
+KINDS = st.sampled_from([*CONTENTS, "weights", "weights", "outliers"])
+WRITES = st.lists(
+    st.tuples(
+        st.sampled_from(["write", "write", "write", "undo", "free", "allocate"]),
+        st.integers(0, 5),
+        st.integers(0, 6 * CHUNK),
+        KINDS,
+        st.integers(0, 99),
+    ),
+    max_size=4,
+)
+FAULT = st.one_of(st.none(), st.tuples(st.sampled_from(FAULTS), st.integers(1, 12)))
+Write = tuple[str, int, int, str, int]
+
+
+class Machine(RuleBasedStateMachine):
+    """Memory that a sleep keeps, what it should hold, and a neighbour on the device."""
+
+    def __init__(self, simulator: Simulator, options: CumemOptions) -> None:
+        super().__init__()
+        self.simulator = simulator
+        self.backend = CumemBackend(options)
+        self.contents: dict[DeviceMemory, bytearray] = {}
+        self.staging: Any = None
+        self.undo: tuple[DeviceMemory, bytes] | None = None
+        self.packed = False
+        for size, kind in ((7 * CHUNK, "weights"), (CHUNK + 3, "fp32"), (700, "random")):
+            self.allocate(size, kind, 1)
+        # What the backend keeps for itself on the device is there before that becomes full.
+        self.backend.suspend(1)
+        self.backend.resume()
+
+    def allocate(self, size: int, kind: str, seed: int) -> None:
+        with self.backend.region("lora" if seed % 2 else "weights") as region:
+            memory = region.buffer(size)
+        self.contents[memory] = bytearray(contents(kind, size, seed))
+        memory.write(bytes(self.contents[memory]))
+
+    def change(self, what: str, number: int, at: int, kind: str, seed: int) -> None:
+        if what == "allocate" and len(self.contents) < 7:
+            self.allocate(at + 1, kind, seed)
+        elif what == "undo" and self.undo is not None and self.undo[0] in self.contents:
+            memory, before = self.undo
+            self.contents[memory][:] = before
+            memory.write(before)
+        elif self.contents:
+            memory = list(self.contents)[number % len(self.contents)]
+            if what == "free":
+                del self.contents[memory]
+                memory.free()
+            else:
+                self.undo = memory, bytes(self.contents[memory])
+                at = at % memory.size_bytes & ~1
+                data = contents(kind, min(3 * CHUNK, memory.size_bytes - at), seed)
+                ctypes.memmove(memory.address + at, data, len(data))
+                self.contents[memory][at : at + len(data)] = data
+
+    @rule(
+        writes=WRITES,
+        stage=st.sampled_from(["no", "before", "beside"]),
+        later=WRITES,
+        down=FAULT,
+        left=st.sampled_from([1 << 30, 1 << 30, 6, 2, 1, 0]),
+        freed=st.one_of(st.none(), st.integers(0, 5)),
+        up=FAULT,
+    )
+    def cycle(
+        self,
+        writes: list[Write],
+        stage: str,
+        later: list[Write],
+        down: tuple[str, int] | None,
+        left: int,
+        freed: int | None,
+        up: tuple[str, int] | None,
+    ) -> None:
+        for each in writes:
+            self.change(*each)
+        if stage != "no":
+            beside = stage == "beside"
+            self.staging = self.backend.stage(background=beside, limit_gib_s=1000.0)
+        for each in later:
+            self.change(*each)
+        used = self.simulator.device_usage().used_bytes
+        self.simulator.set_budget_bytes(used + left * GRANULE_BYTES)
+        self.attempt(lambda: self.backend.suspend(1), down)
+        if freed is not None:
+            self.change("free", freed, 0, "", 0)
+        self.attempt(self.backend.resume, up)
+        if self.backend.state().asleep_bytes:
+            self.backend.resume()
+        self.simulator.set_budget_bytes(None)
+        self.check()
+
+    @rule()
+    def trim(self) -> None:
+        self.backend.trim()
+
+    def attempt(self, call: Any, fault: tuple[str, int] | None) -> None:
+        if fault is not None:
+            if self.staging is not None:
+                self.staging.wait(60)  # else the fault may hit it instead
+            self.simulator.fail(*fault)
+        try:
+            self.packed |= call().spared_bytes > 0
+        except SleepBackendsError:
+            assert fault is not None, "nothing failed"
+        finally:
+            self.simulator.clear_faults()
+
+    def check(self) -> None:
+        for memory, expected in self.contents.items():
+            assert memory.read() == bytes(expected), "bytes differ from what was kept"
+
+    def teardown(self) -> None:
+        self.backend.resume()
+        self.check()
+        for memory in self.contents:
+            memory.free()
+        self.backend.close()
+        assert self.simulator.process_usage().pinned_bytes == 0
+        assert self.simulator.process_usage().reserved_bytes == 0
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "memory": {},
+    "verified": {"verify": "resume", "retention": "none"},
+    "disk": {"tier": "disk"},
+    "shared": {"share_copies": True},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_no_byte_differs(
+    simulator: Simulator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.setattr(copies, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(packer, "LEAST_BYTES", 512)
+    monkeypatch.setattr(packer, "LEFT_BESIDE_BYTES", 4 * GRANULE_BYTES)
+    monkeypatch.setattr(packer, "MOST_SLOTS", 4)
+    monkeypatch.setattr(saving, "BATCH_CHUNKS", 3)
+    monkeypatch.setattr(staging, "STEP_CHUNKS", 3)
+    monkeypatch.setattr(mover, "GROUP_BYTES", {"down": 3 * CHUNK, "up": 3 * CHUNK})
+    where = {"disk": "disk_directory", "shared": "share_directory"}.get(name)
+    options = {"share_below_bytes": 2 * GRANULE_BYTES, **OPTIONS[name]}
+    if where is not None:
+        options[where] = tmp_path
+    run_state_machine_as_test(
+        partial(Machine, simulator, CumemOptions(**options)),  # type: ignore[arg-type]
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=6,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
