@@ -95,7 +95,6 @@ class VmmMechanism(BaseBackend[OptionsT]):
     def _settle(self, device: int) -> None:
         self._driver.synchronize(device)
         self._copies.settle(device)
-        self._packer.give_back([device])
         self._packer.give_back([device], beside=True)
 
     def _give_slots_back(self) -> None:
@@ -184,6 +183,10 @@ class VmmMechanism(BaseBackend[OptionsT]):
             After all blocks were copied, if the saved bytes of some are damaged.
         """
         damaged: list[Block] = []
+        for device in self._packer.devices():
+            # Slots that a suspend has left because they may be in use are not used meanwhile.
+            if not self._copies.is_settled(device):
+                self._settle(device)
         try:
             works_to_do = to_restore(blocks, self._copies, self._packer)
             with closing(self._move(works_to_do, "up")) as works:

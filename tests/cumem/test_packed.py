@@ -154,11 +154,14 @@ def test_without_kernels_nothing_is_packed(make: Make) -> None:
 def test_the_host_unpacks_what_it_is_asked_for(make: Make) -> None:
     backend = make()
     filled = Filled(backend, "weights", 6)
-    filled.write(filled.data[: 4 * CHUNK] + contents("random", 2 * CHUNK, 1))
+    raw = contents("random", 3 * CHUNK, 1)
+    filled.write(raw[:CHUNK] + filled.data[: 3 * CHUNK] + raw[CHUNK:])
     backend.suspend(1)
-    assert saved_as(backend) == [True] * 4 + [False] * 2
+    assert saved_as(backend) == [False, True, True, True, False, False]
     data, address = filled.data, filled.address
-    for start, size in ((0, 6 * CHUNK), (3, 10), (CHUNK - 5, 2 * CHUNK), (4 * CHUNK, 2 * CHUNK)):
+    ranges = [(0, 6), (0, 2), (1, 1), (3, 2), (4, 2)]
+    cuts = [(3, 10), (CHUNK - 5, 2 * CHUNK), (2 * CHUNK - 1, 3)]
+    for start, size in [*((CHUNK * first, CHUNK * count) for first, count in ranges), *cuts]:
         view = backend.host_copy(address + start, size)
         assert view == data[start : start + size]
         assert view.readonly

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from sleepbackends.cumem.backend import CumemBackend
 from sleepbackends.cumem.packing import CudaPacking
 from sleepbackends.errors import ContentsLostError, MechanismError, SleepBackendsError
 from sleepbackends.residency import Residency
-from sleepbackends.vmm import places
+from sleepbackends.vmm import places, saving
 from sleepbackends.vmm.fingerprint import Span
 from sleepbackends.vmm.packing.layout import Layout
 from sleepbackends.vmm.segment import Range
@@ -27,6 +28,7 @@ from tests.cumem.packed_sleeps import (
 )
 from tests.cumem.test_backend import Make, make
 from tests.cumem.test_disk_faults import damage
+from tests.fingerprints import reference
 from tests.packing import contents
 from tests.simulators.cuda import Simulator
 
@@ -125,6 +127,21 @@ def spoil(backend: CumemBackend, number: int, offset: int) -> None:
     ctypes.c_ubyte.from_address(saved.address + offset).value ^= 0x55
 
 
+def test_what_a_device_does_not_fingerprint_the_host_does(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = make(verify="resume")
+    filled = Filled(backend, "weights", 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(backend.cuda, "fingerprint", lambda *_: None)
+        assert backend.suspend(1).spared_bytes > 0
+    assert {chunk.fingerprint for chunk in chunks_of(backend)} == {
+        reference(filled.data[at : at + CHUNK]) for at in range(0, 4 * CHUNK, CHUNK)
+    }
+    backend.resume()
+    assert filled.is_as_written()
+
+
 @pytest.mark.parametrize("without_slots", [False, True])
 @pytest.mark.parametrize("offset", [0, 8, 16, 40, 9000, 40_000])
 def test_packed_bytes_that_were_damaged_are_found(
@@ -212,6 +229,48 @@ def test_a_driver_that_refuses_to_pack_or_unpack(
     assert all(each.is_as_written() for each in filled)
     for device in (0, 1):
         assert held_on_device(simulator, device) == TABLES_BYTES + 6 * CHUNK
+
+
+def test_slots_that_may_be_in_use_bring_nothing_back(
+    simulator: Simulator, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a suspend had unmapped comes back through slots that its own kernels are done with."""
+    monkeypatch.setattr(saving, "BATCH_CHUNKS", 4)
+    backend = make(share_below_bytes=0)
+    filled = [Filled(backend, "weights", 2, number) for number in range(8)]
+    backend.suspend(1)
+    backend.resume()
+    for number, each in enumerate(filled):
+        each.refill("weights", 10 + number)
+    real, calls = CudaPacking.pack, iter(range(99))
+
+    def pack(packing: CudaPacking, *arguments: Any) -> None:
+        number = next(calls)
+        if number == 7:
+            backend.cuda.synchronize(0)  # so that four chunks are unmapped
+        elif number == 8:
+            simulator.set_copy_rate(30 << 20)
+            simulator.fail("cuMemcpyDtoHAsync", 1, 5)
+            simulator.fail("cuStreamSynchronize", 1)
+        real(packing, *arguments)
+
+    unpack, settled = CudaPacking.unpack, list[bool]()
+
+    def watch(packing: CudaPacking, *arguments: Any) -> None:
+        settled.append(backend._copies.is_settled(0))
+        unpack(packing, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CudaPacking, "pack", pack)
+        patch.setattr(CudaPacking, "unpack", watch)
+        with pytest.raises(MechanismError) as caught:
+            backend.suspend(1)
+    assert "waiting for the copies under way failed" in str(caught.value.__notes__)
+    del caught
+    gc.collect()  # what was raised keeps events
+    assert settled == [True] * 4, "four chunks had been unmapped"
+    assert backend.state().asleep_bytes == 0
+    assert all(each.is_as_written() for each in filled)
 
 
 def test_slots_stay_for_as_long_as_the_device_may_use_them(

@@ -17,11 +17,11 @@ from pydantic import ValidationError
 from sleepbackends.cumem.backend import CumemBackend
 from sleepbackends.cumem.options import CumemOptions
 from sleepbackends.errors import HostMemoryError, StorageError
-from sleepbackends.vmm import copies
+from sleepbackends.vmm import copies, saving
 from sleepbackends.vmm.region import DeviceMemory
 from sleepbackends.vmm.segment import Range
 from sleepbackends.vmm.shared import SharedStore
-from sleepbackends.vmm.shared_arena import SharedArena
+from sleepbackends.vmm.shared_arena import SharedArena, is_shared
 from tests.cumem.test_backend import Make, filled, make
 from tests.native.fixtures import GRANULE_BYTES
 from tests.simulators.cuda import Simulator, build, environment
@@ -344,3 +344,51 @@ def test_a_store_that_fails_leaves_everything_private(
 def test_what_cannot_be_had_together_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match="share_"):
         CumemOptions.model_validate(options)
+
+
+def test_a_chunk_that_was_to_be_written_anew_is_not_taken_for_saved(
+    sharing: Callable[[], CumemBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has private room by then, and nothing in it."""
+    backend = sharing()
+    memory = weights(backend)
+    put_to_sleep(backend)
+    backend.resume()
+    memory.write(WEIGHTS[::-1])
+
+    def fail(batch: saving.Batch) -> None:
+        raise StorageError("too late")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saving.Batch, "work", fail)
+        with pytest.raises(StorageError, match="too late"):
+            backend.suspend(1)
+    memory.write(WEIGHTS)
+    assert backend.suspend(1).copied_bytes == len(WEIGHTS)
+    backend.resume()
+    assert memory.read() == WEIGHTS
+
+
+def test_room_that_cannot_grow_takes_nothing(
+    sharing: Callable[[], CumemBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = sharing()
+    filled(backend, "weights", CHUNK, 3)
+    put_to_sleep(backend)
+    (copy,) = backend._copies.all()
+    (private,) = arena(backend).take([100])
+    rooms, sizes = [copy.chunks[0].room, private.ranges], [CHUNK, 200]
+    used = arena(backend).used_bytes
+
+    def refuse(*_: object, **__: object) -> None:
+        raise HostMemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SharedArena, "take", refuse)
+        with pytest.raises(HostMemoryError, match="no memory"):
+            arena(backend).writable(rooms, sizes)
+    assert arena(backend).used_bytes == used
+    moved, grown = arena(backend).writable(rooms, sizes)
+    assert [sum(part.size_bytes for part in room) for room in (moved, grown)] == [CHUNK, 200]
+    assert grown[0] is private.ranges[0]
+    assert not any(is_shared(part) for part in moved)

@@ -351,3 +351,31 @@ def test_memory_that_is_looked_at_stays() -> None:
         assert bytes(view) == bytes([7]) * CHUNK
         del view
         assert arena.trim() == 2 * CHUNK
+
+
+def test_memory_that_was_given_back_is_not_touched_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever waits for it beside a transition is told."""
+    touched: list[tuple[int, int]] = []
+    monkeypatch.setattr(module, "SMALL_CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(module, "touch", lambda *where: touched.append(where))
+    with opened() as (arena, _):
+        slot = arena.take([2 * CHUNK], at_ease=True)[0]
+        (part,) = slot.ranges
+        part.part(0, CHUNK).wait()
+        assert len(touched) == 1
+        arena.give_back(slot)
+        arena.trim()
+        with pytest.raises(HostMemoryError, match="given back"):
+            part.wait()
+    assert len(touched) == 1
+
+
+def test_memory_that_cannot_be_given_back_is_used_again() -> None:
+    with opened() as (arena, pins):
+        arena.give_back(arena.take([CHUNK])[0])
+        arena._segments[0].chunk(0).pinned.result()
+        pins.keeps = True
+        assert arena.trim() == 0
+        arena.take([CHUNK], at_ease=True)[0].ranges[0].wait()

@@ -114,11 +114,11 @@ class Bench:
         if not slot.copies:
             return
         wait(slot.copies)
-        are_sound = all(copy.result() for copy in slot.copies)
         slot.copies.clear()
         transfer, slot.unpacking = slot.unpacking, None
-        # What the ring copied is there, and what others did is before the event.
-        if transfer is not None and slot.used is not None and are_sound:
+        # What the ring copied is there, unless it is damaged, as whoever asked is told; what
+        # others did is before the event.
+        if transfer is not None and slot.used is not None:
             self._unpack(transfer, slot, slot.used)
 
     def _pack(self, transfer: Down, slot: BenchSlot) -> None:
