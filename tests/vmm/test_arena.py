@@ -374,8 +374,9 @@ def test_memory_that_was_given_back_is_not_touched_any_more(
 
 def test_memory_that_cannot_be_given_back_is_used_again() -> None:
     with opened() as (arena, pins):
-        arena.give_back(arena.take([CHUNK])[0])
-        arena._segments[0].chunk(0).pinned.result()
+        (slot,) = arena.take([CHUNK])
+        pieces(slot)
+        arena.give_back(slot)
         pins.keeps = True
         assert arena.trim() == 0
         arena.take([CHUNK], at_ease=True)[0].ranges[0].wait()
