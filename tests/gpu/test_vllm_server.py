@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from urllib.error import URLError
@@ -54,10 +53,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def port() -> Iterator[int]:
+def port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        yield free.getsockname()[1]
+        number: int = free.getsockname()[1]
+    return number
 
 
 def complete(port: int) -> str:
