@@ -93,7 +93,10 @@ def measure(mode: str, arguments: argparse.Namespace, cycles: int, changed: bool
     )
     if done.returncode:
         raise SystemExit(f"{mode} failed:\n{done.stdout}{done.stderr}")
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    for cycle in found:  # a run that is cut short has said something
+        print(f"{mode}: {cycle}", file=sys.stderr, flush=True)
+    return found
 
 
 def table(rows: Sequence[tuple[str, list[Any]]], weights_gib: float, kv_gib: float) -> str:
@@ -123,7 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--weights-gib", type=float, default=16.0)
     parser.add_argument("--kv-gib", type=float, default=32.0)
-    parser.add_argument("--cycles", type=int, default=2, help="of the checkpoint alone")
+    parser.add_argument("--cycles", type=int, default=1, help="of the checkpoint alone, about 40 s each")
     parser.add_argument(
         "--mode", choices=["checkpoint", "cumem+checkpoint"], help="run one, in this process"
     )
