@@ -126,7 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--weights-gib", type=float, default=16.0)
     parser.add_argument("--kv-gib", type=float, default=32.0)
-    parser.add_argument("--cycles", type=int, default=1, help="of the checkpoint alone, about 40 s each")
+    parser.add_argument("--cycles", type=int, default=1, help="of the checkpoint alone")
     parser.add_argument(
         "--mode", choices=["checkpoint", "cumem+checkpoint"], help="run one, in this process"
     )
