@@ -91,8 +91,8 @@ def test_an_engine_that_keeps_writing(
     stop = threading.Event()
     packed = 0
 
-    def write() -> None:
-        while not stop.is_set():
+    def write(pause_s: float) -> None:
+        while not stop.wait(pause_s):
             at, byte = chooser.randrange(6 * CHUNK), chooser.randrange(256)
             place = ctypes.c_ubyte.from_address(filled.address + at)
             before = place.value
@@ -100,8 +100,8 @@ def test_an_engine_that_keeps_writing(
             if chooser.random() < 0.5:
                 place.value = before
 
-    for _ in range(12):
-        writer = threading.Thread(target=write)
+    for number in range(12):
+        writer = threading.Thread(target=write, args=((number % 2) * 1e-3,))
         stop.clear()
         writer.start()
         going = backend.stage(limit_gib_s=1000.0)

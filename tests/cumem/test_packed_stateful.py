@@ -178,7 +178,7 @@ def test_no_byte_differs(
     run_state_machine_as_test(
         partial(Machine, simulator, CumemOptions(**options)),  # type: ignore[arg-type]
         settings=settings(
-            max_examples=60,
+            max_examples=40,
             stateful_step_count=6,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -106,7 +106,7 @@ class DriverFaultTests(ABC):
     ) -> None:
         prepare, call = CALLS[name]
         error = self.no_room if function in self.out_of_room else self.refused
-        for nth in range(1, 60):
+        for nth in range(1, 99):
             scene = Scene.of(self.make_backend())
             prepare(scene)
             before, calls = scene.backend.state(), simulator.calls(function)
