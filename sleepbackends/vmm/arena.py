@@ -138,7 +138,9 @@ class Arena:
                     segment.begin()
             return slots
 
-    def writable(self, rooms: Sequence[Room], sizes: Sequence[int]) -> list[Room]:
+    def writable(
+        self, rooms: Sequence[Room], sizes: Sequence[int], *, devices: Sequence[int] = ()
+    ) -> list[Room]:
         """Return the rooms, which nobody else reads, with more where they are too small.
 
         Raises
@@ -146,7 +148,7 @@ class Arena:
         HostMemoryError
             If the budget or the machine has not enough; nothing was taken.
         """
-        return extended(self, rooms, sizes)
+        return extended(self, rooms, sizes, devices)
 
     def give_back(self, slot: Slot) -> None:
         """Give a slot back; the memory is kept or given back as the policy says."""

@@ -172,7 +172,8 @@ class Copies:
             return
         rooms = [chunk.room for _, chunk, _ in parts]
         sizes = [_enough(chunk, saved_bytes) for _, chunk, saved_bytes in parts]
-        own = self._with_room(spare, lambda: self._store.writable(rooms, sizes))
+        devices = [copy.extent.device for copy, _, _ in parts]
+        own = self._with_room(spare, lambda: self._store.writable(rooms, sizes, devices=devices))
         for (copy, chunk, saved_bytes), room in zip(parts, own, strict=True):
             before, chunk.room = chunk.room, room
             if room[0] is not before[0]:

@@ -96,7 +96,9 @@ class DiskStore:
             serving = [file for file in self._files if file.free_bytes]
             return [Slot(ranges) for ranges in carve_all(serving, sizes, FileRange)]
 
-    def writable(self, rooms: Sequence[Room], sizes: Sequence[int]) -> list[Room]:
+    def writable(
+        self, rooms: Sequence[Room], sizes: Sequence[int], *, devices: Sequence[int] = ()
+    ) -> list[Room]:
         """Return the rooms, which nobody else reads, with more where they are too small.
 
         Raises
@@ -104,7 +106,7 @@ class DiskStore:
         StorageFullError, StorageError
             As ``take``; nothing was taken.
         """
-        return extended(self, rooms, sizes)
+        return extended(self, rooms, sizes, devices)
 
     def give_back(self, slot: Slot) -> None:
         """Give a slot back; a file that holds nothing is kept or given back as the policy says."""

@@ -186,8 +186,10 @@ class Store(Protocol):
         """
         ...
 
-    def writable(self, rooms: Sequence[Room], sizes: Sequence[int]) -> list[Room]:
-        """Return where so many new bytes may go in place of each room.
+    def writable(
+        self, rooms: Sequence[Room], sizes: Sequence[int], *, devices: Sequence[int] = ()
+    ) -> list[Room]:
+        """Return where so many new bytes of each device may go in place of each room.
 
         That is the room itself, with more ranges if it is too small, or new room if others
         read it.
@@ -212,7 +214,9 @@ class Store(Protocol):
         ...
 
 
-def extended(store: Store, rooms: Sequence[Room], sizes: Sequence[int]) -> list[Room]:
+def extended(
+    store: Store, rooms: Sequence[Room], sizes: Sequence[int], devices: Sequence[int] = ()
+) -> list[Room]:
     """Return the rooms, with more ranges where they are smaller than asked for.
 
     Raises
@@ -227,7 +231,9 @@ def extended(store: Store, rooms: Sequence[Room], sizes: Sequence[int]) -> list[
     if not any(missing):
         return list(rooms)
     unit_bytes = store.unit_bytes
-    slots = iter(store.take([host.round_up(more, unit_bytes) for more in missing if more]))
+    wanted = [host.round_up(more, unit_bytes) for more in missing if more]
+    of_devices = [device for device, more in zip(devices, missing, strict=False) if more]
+    slots = iter(store.take(wanted, devices=of_devices))
     return [
         [*room, *next(slots).ranges] if more else room
         for room, more in zip(rooms, missing, strict=True)

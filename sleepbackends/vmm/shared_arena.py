@@ -11,6 +11,8 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from itertools import compress
+from operator import not_
 
 from sleepbackends.errors import HostMemoryError, SleepBackendsError
 from sleepbackends.hostmemory import driver as host
@@ -91,7 +93,9 @@ class SharedArena(Arena):
             self._shared_segments.append(segment)
         return Range(segment, 0, size_bytes)
 
-    def writable(self, rooms: Sequence[Room], sizes: Sequence[int]) -> list[Room]:
+    def writable(
+        self, rooms: Sequence[Room], sizes: Sequence[int], *, devices: Sequence[int] = ()
+    ) -> list[Room]:
         """Return private memory for each room: its own and what it lacks, or new if it is shared.
 
         Raises
@@ -99,18 +103,17 @@ class SharedArena(Arena):
         HostMemoryError
             If the budget or the machine has not enough; nothing was taken.
         """
-        both = list(zip(rooms, sizes, strict=True))
-        fresh = self._take_whole([size for room, size in both if is_shared(room[0])])
-        private = [(room, size) for room, size in both if not is_shared(room[0])]
+        private = [not is_shared(room[0]) for room in rooms]
+        fresh = self._take_whole(list(compress(sizes, map(not_, private))))
+        own_rooms, own_sizes = list(compress(rooms, private)), list(compress(sizes, private))
         try:
-            own = iter(
-                super().writable([room for room, _ in private], [size for _, size in private])
-            )
+            of_devices = list(compress(devices, private))
+            own = iter(super().writable(own_rooms, own_sizes, devices=of_devices))
         except BaseException:
             self.give_back(Slot(fresh))
             raise
         new = iter(fresh)
-        return [[next(new)] if is_shared(room[0]) else next(own) for room in rooms]
+        return [next(own) if is_private else [next(new)] for is_private in private]
 
     def give_back(self, slot: Slot) -> None:
         """Give a slot back: private memory is kept, files are no longer used."""

@@ -101,6 +101,7 @@ def test_an_engine_that_keeps_writing(
                 place.value = before
 
     for number in range(12):
+        filled.refill("weights", number)
         writer = threading.Thread(target=write, args=((number % 2) * 1e-3,))
         stop.clear()
         writer.start()
