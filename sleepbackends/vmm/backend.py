@@ -157,8 +157,8 @@ class VmmBackend(VmmMechanism[OptionsT]):
     def host_copy(self, address: int, size_bytes: int) -> memoryview:
         """Return the saved bytes of memory that is asleep, read-only.
 
-        The view is of the saved bytes themselves where they lie in one piece, and shows them
-        as long as the tag is asleep.
+        The view is of the saved bytes themselves where they lie in one piece and are not packed,
+        and shows them as long as the tag is asleep. Otherwise it is of a copy.
 
         Raises
         ------

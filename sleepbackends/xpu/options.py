@@ -8,4 +8,7 @@ __all__ = ["XpuOptions"]
 
 
 class XpuOptions(VmmOptions):
-    """Where saved bytes go, how allocations are laid out, and what is checked."""
+    """Where saved bytes go, how allocations are laid out, and what is checked.
+
+    ``packing`` has no effect: there are no kernels for these devices.
+    """

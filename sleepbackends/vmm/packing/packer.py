@@ -82,9 +82,9 @@ class Packer:
         """Have what the driver needs to pack, while nothing depends on the memory it takes.
 
         It keeps that: were it taken from what a suspend has just given up, there might not be
-        enough to resume. Tells whether it is there, or the driver packs nothing anyway.
+        enough to resume. Tells whether it is there, or nothing is packed anyway.
         """
-        if device in self._ready:
+        if device in self._ready or self._largest_bytes(device) < LEAST_BYTES:
             return True
         packing = self.packing(device)
         if packing is None:
