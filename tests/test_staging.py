@@ -43,7 +43,8 @@ class Stages(SimulatedBackend):
         return "a staging"
 
     def staged(self) -> Staged:
-        return Staged(tags={"weights": 60, "kv_cache": 10}, copy_bytes_s=20.0)
+        tags = {"weights": 60, "kv_cache": 10}
+        return Staged(tags=tags, copy_bytes_s=20.0, packing_ratio=0.7)
 
 
 def make(**values: Any) -> tuple[Orchestrator, Stages]:
@@ -92,6 +93,7 @@ def test_the_plan_says_what_is_left_to_copy() -> None:
     assert plan.tags["weights"].copied_bytes == 100
     assert plan.staged_bytes == 60, "what is dropped is not counted"
     assert plan.copy_s == pytest.approx(2.0)
+    assert (plan.host_bytes_needed, plan.packed_bytes) == (100, 70)
     assert orchestrator.plan_sleep(2).copy_s == 0.0
 
 
@@ -102,6 +104,7 @@ def test_a_backend_that_cannot() -> None:
     with pytest.raises(UnsupportedOperationError, match="supports_staging"):
         orchestrator.stage()
     assert orchestrator.plan_sleep(1).copy_s is None
+    assert orchestrator.plan_sleep(1).packed_bytes is None
 
 
 @pytest.mark.parametrize("limit", [0, -1, float("inf"), float("nan"), True])
