@@ -100,7 +100,7 @@ def test_an_engine_that_keeps_writing(
             if chooser.random() < 0.5:
                 place.value = before
 
-    for number in range(12):
+    for number in range(8):
         filled.refill("weights", number)
         writer = threading.Thread(target=write, args=((number % 2) * 1e-3,))
         stop.clear()
