@@ -1,8 +1,9 @@
 """Compare sleep and wake-up of a vLLM engine over vLLM's own allocator and over ours.
 
-Each in a process of its own: vLLM's own, ours, and ours after everything was staged. Three times
-``sleep(1)`` and ``wake_up()`` with nothing changed between; the tokens and the bits of all weights
-have to be what they were. vLLM 0.26.0 or newer has to be installed beside this package.
+Each in a process of its own: vLLM's own, ours, ours after everything was staged, and ours with
+packing off. Three times ``sleep(1)`` and ``wake_up()`` with nothing changed between; the tokens
+and the bits of all weights have to be what they were. vLLM 0.26.0 or newer has to be installed
+beside this package.
 
     python -m benchmarks.vllm_sleep --out vllm.json                # Llama 8B, dummy weights
     python -m benchmarks.vllm_sleep --model-shape small            # a quick trial
@@ -27,12 +28,19 @@ from benchmarks import vllm_engine
 from benchmarks.vllm_engine import GIB, MIB
 from benchmarks.vllm_processes import Found, Notes, Turns, leave, take_turn
 
-VLLM, OURS, STAGED = "vllm", "sleepbackends", "staged"
+VLLM, OURS, STAGED, UNPACKED = "vllm", "sleepbackends", "staged", "packing off"
 CASES: dict[str, dict[str, str | None]] = {
     VLLM: {"SLEEPBACKENDS_VLLM": "0"},
     OURS: {"SLEEPBACKENDS_VLLM": "1", "SLEEPBACKENDS_BACKEND": "cumem"},
     STAGED: {"SLEEPBACKENDS_VLLM": "1", "SLEEPBACKENDS_BACKEND": "cumem"},
+    UNPACKED: {
+        "SLEEPBACKENDS_VLLM": "1",
+        "SLEEPBACKENDS_BACKEND": "cumem",
+        "SLEEPBACKENDS_OPTIONS__PACKING": "off",
+    },
 }
+PACKED_WAKES_BY = 1.2
+"""How many times faster a wake-up has to be with packing than without."""
 CYCLES = 3
 TIMEOUT_S = 180.0
 TOUCH_GIB = {"small": 4, "8b": 36}
@@ -175,12 +183,13 @@ def compare(found: Mapping[str, Found], promised: bool) -> tuple[list[str], bool
     """
     problems = {case: judge(case, each) for case, each in found.items()}
     right = not any(problems.values())
-    lines = ["| | vLLM's own | sleepbackends | as good | staged before | as good |"]
-    lines.append("|---" * 6 + "|")
+    heads = ("sleepbackends", "staged before", "packing off")
+    lines = [f"| | vLLM's own | {' | '.join(f'{head} | as good' for head in heads)} |"]
+    lines.append("|---" * 8 + "|")
     for figure in FIGURES:
         values = {c: figure.of(_cycles(f)) for c, f in found.items() if not problems[c]}
         cells = [_value(figure, values.get(VLLM))]
-        for case in (OURS, STAGED):
+        for case in (OURS, STAGED, UNPACKED):
             cells.append(_value(figure, values.get(case)))
             if case not in values or VLLM not in values or figure.unit == "GiB":
                 cells.append("")
@@ -193,6 +202,15 @@ def compare(found: Mapping[str, Found], promised: bool) -> tuple[list[str], bool
             cells.append(f"{ratio:.4g} times{wanted}{'' if kept else ', NOT kept'}")
         lines.append(f"| {figure.title} | {' | '.join(cells)} |")
     lines += [f"\n{case}: {problem}" for case, problem in problems.items() if problem]
+    if not (problems[OURS] or problems[UNPACKED]):
+        unpacked, packed = (_later(_cycles(found[case]), "wake_s") for case in (UNPACKED, OURS))
+        kept = not promised or unpacked / packed >= PACKED_WAKES_BY
+        right = right and kept
+        wanted = f", promised {PACKED_WAKES_BY:g}" if promised else ""
+        lines.append(
+            f"\nA later wake-up is {unpacked / packed:.4g} times faster with packing than "
+            f"without{wanted}{'' if kept else ', NOT kept'}."
+        )
     staged_s = found[STAGED].facts.get("stage_s") if STAGED in found else None
     if staged_s is not None:
         lines.append(f"\nStaging took {staged_s:.2f} s, beside an engine that could serve.")

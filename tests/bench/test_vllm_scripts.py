@@ -13,7 +13,7 @@ import pytest
 from benchmarks import vllm_faults, vllm_processes, vllm_sleep, vllm_unchosen
 from benchmarks.vllm_engine import GIB, MIB
 from benchmarks.vllm_processes import Found, Turns
-from benchmarks.vllm_sleep import OURS, STAGED, VLLM
+from benchmarks.vllm_sleep import OURS, STAGED, UNPACKED, VLLM
 
 STAND_IN = "import sys\nclass LLM: ...\nclass SamplingParams: ...\n"
 
@@ -95,6 +95,7 @@ def slept() -> dict[str, Found]:
         VLLM: cycles(9.0, 0.35, 0.48, 1000),
         OURS: cycles(1.0, 0.02, 0.34, 1002),
         STAGED: cycles(0.02, 0.02, 0.34, 1002),
+        UNPACKED: cycles(1.0, 0.02, 0.45, 1002),
     }
     found[VLLM].rows[0]["allocator"] = VLLM
     found[STAGED].rows[0]["stage_s"] = 2.0
@@ -106,8 +107,10 @@ def test_promises_that_are_kept(slept: dict[str, Found]) -> None:
     assert right
     assert (
         "| first sleep | 9 s | 1 s | 9 times, promised 5 | 0.02 s | 450 times, promised 100 |"
-        in lines
+        " 1 s | 9 times |" in lines
     )
+    wakes = "A later wake-up is 1.324 times faster with packing than without, promised 1.2."
+    assert f"\n{wakes}" in lines
     assert "\nStaging took 2.00 s, beside an engine that could serve." in lines
 
 
@@ -117,6 +120,7 @@ def test_promises_that_are_kept(slept: dict[str, Found]) -> None:
         (OURS, "sleep_s", 2.0),
         (STAGED, "sleep_s", 0.2),
         (OURS, "wake_s", 0.5),
+        (UNPACKED, "wake_s", 0.4),
         (OURS, "asleep_free_bytes", 999 * MIB),
     ],
 )
@@ -134,7 +138,7 @@ def test_what_cannot_be_compared(slept: dict[str, Found]) -> None:
     slept[STAGED].rows[0]["allocator"] = "vllm"
     slept[VLLM].problem = "no end within 270 s"
     text = "\n".join(vllm_sleep.compare(slept, promised=False)[0])
-    assert "| first sleep | failed | failed |  | failed |  |" in text
+    assert "| first sleep | failed | failed |  | failed |  | 1 s |  |" in text
     assert "sleepbackends: other tokens after a wake-up" in text
     assert "staged: it used the allocator of vllm" in text
     assert "vllm: no end within 270 s" in text
