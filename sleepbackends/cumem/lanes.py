@@ -133,6 +133,6 @@ class CudaEvent:
     def __del__(self) -> None:
         try:
             with self._driver.current(self._device):
-                self._cu.cuEventDestroy(self.handle)
+                self._driver.call(self._cu.cuEventDestroy, self.handle)
         except SleepBackendsError:
             logger.debug("an event of device %d stays", self._device, exc_info=True)

@@ -12,6 +12,7 @@ from benchmarks.packing import LINK, Row
 from sleepbackends.availability import Availability
 from sleepbackends.bench import machine
 from sleepbackends.cumem.backend import CumemBackend
+from sleepbackends.vmm.packing import packer
 from sleepbackends.vmm.region import DeviceMemory
 from tests.native.fixtures import kernel_images, native_library, simulator
 from tests.packing import contents
@@ -65,6 +66,7 @@ def test_it_runs(
     monkeypatch.setattr(packing, "synchronize", lambda: None)
     monkeypatch.setattr(packing, "Drawn", Drawn)
     monkeypatch.setattr(packing, "Plain", Plain)
+    monkeypatch.setattr(packer, "LEAST_BYTES", 1 << 20)
     out = tmp_path / "packing.json"
     packing.main(["--gib", str(4 / 1024), "--tensor-mib", "2", "--rounds", "2", "--out", str(out)])
     printed = capsys.readouterr().out
