@@ -26,7 +26,8 @@ PackingMode = Literal["auto", "off"]
 
 LEAST_BYTES = 4 << 20
 """What has fewer is copied as it is. An H200's link is busy with so much for 80 µs, and the host
-with packing it for about 50, as measured over the simulated driver: a dozen calls, whatever the size."""
+with packing it for about 50, as measured over the simulated driver: a dozen calls, whatever
+the size."""
 
 SLOTS_BYTES = 174 << 20
 """How much device memory the slots of a transition are: 6 for chunks of 32 MiB."""
