@@ -69,7 +69,9 @@ class Arena:
         self._segments: list[Segment] = []
         self._leaving: list[Segment] = []
         self._lock = threading.Lock()
-        self._workers = ThreadPoolExecutor(THREADS, "sleepbackends-arena")
+        self._touching = ThreadPoolExecutor(THREADS, "sleepbackends-touch")
+        # Those begin together while the arena is locked, which giving back waits for.
+        self._trimming = ThreadPoolExecutor(1, "sleepbackends-trim")
         self._are_started = False
 
     @property
@@ -156,7 +158,7 @@ class Arena:
             _empty(slot)
             idle = any(segment.is_empty for segment in self._segments)
         if idle and self._retention == "release":
-            self._workers.submit(self.trim)
+            self._trimming.submit(self.trim)
         elif idle and self._retention == "none":
             self.trim()
 
@@ -174,7 +176,8 @@ class Arena:
 
     def close(self) -> None:
         """Give everything back. Repeating the call does nothing."""
-        self._workers.shutdown(wait=True)
+        self._touching.shutdown(wait=True)
+        self._trimming.shutdown(wait=True)
         with self._lock:
             segments, self._segments = self._segments, []
         self._segments = [segment for segment in segments if not self._drop(segment)]
@@ -239,7 +242,7 @@ class Arena:
 
     def _begin_touching(self, node: int | None, address: int, size_bytes: int) -> Future[None]:
         self._start()
-        return self._workers.submit(self._touch, node, address, size_bytes)
+        return self._touching.submit(self._touch, node, address, size_bytes)
 
     def _start(self) -> None:
         """Have all threads before the first touches memory: they need some themselves.
@@ -252,7 +255,7 @@ class Arena:
         together = threading.Barrier(THREADS + 1)
         try:
             for _ in range(THREADS):
-                self._workers.submit(together.wait)
+                self._touching.submit(together.wait)
             together.wait()
         except BaseException:
             together.abort()

@@ -295,6 +295,6 @@ def test_more_and_less_room_by_turns_is_not_more_than_there_is_of_it(make: Make)
         filled.write(bytes(data))
         backend.suspend(1)
         assert backend._store.held_bytes <= 40 * CHUNK * 1.001 + 4096
-        assert True in saved_as(backend)
+        assert any(saved_as(backend))
         backend.resume()
         assert filled.is_as_written()

@@ -322,7 +322,7 @@ def test_retention(retention: Retention) -> None:
         (slot,) = arena.take([CHUNK])
         ranges(slot)
         arena.give_back(slot)
-        arena._workers.shutdown(wait=True)
+        arena._trimming.shutdown(wait=True)
         expected = CHUNK if retention == "retain" else 0
         assert arena.held_bytes == expected
         assert sum(pins.pinned.values()) == expected
@@ -380,3 +380,35 @@ def test_memory_that_cannot_be_given_back_is_used_again() -> None:
         pins.keeps = True
         assert arena.trim() == 0
         arena.take([CHUNK], at_ease=True)[0].ranges[0].wait()
+
+
+def test_giving_back_in_the_background_does_not_keep_memory_from_being_touched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The threads that touch begin together, while the arena is locked."""
+    running, locked = threading.Event(), threading.Event()
+    trim, check_room = Arena.trim, Arena._check_room
+
+    def trim_late(arena: Arena, *, failed_only: bool = False) -> int:
+        if not failed_only:
+            running.set()
+            locked.wait(20)
+        return trim(arena, failed_only=failed_only)
+
+    def check(arena: Arena, more: int) -> None:
+        check_room(arena, more)
+        if running.is_set():
+            locked.set()
+
+    monkeypatch.setattr(Arena, "trim", trim_late)
+    monkeypatch.setattr(Arena, "_check_room", check)
+    with opened(retention="release") as (arena, _):
+        arena.give_back(arena.take([PAGE], at_ease=True)[0])
+        assert running.wait(20)
+        taken: list[Slot] = []
+        taker = threading.Thread(target=lambda: taken.extend(arena.take([9 * PAGE])), daemon=True)
+        taker.start()
+        taker.join(10)
+        assert taken, "whoever takes waits for a thread that waits for the lock"
+        pieces(taken[0])
+        arena.give_back(taken[0])
