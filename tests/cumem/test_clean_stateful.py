@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import ctypes
 from functools import partial
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from hypothesis.stateful import rule, run_state_machine_as_test
 
-from sleepbackends.cumem.backend import CumemBackend
 from sleepbackends.cumem.options import CumemOptions
-from sleepbackends.errors import SleepBackendsError
 from sleepbackends.vmm import copies, mover, saving, staging
-from sleepbackends.vmm.region import DeviceMemory
+from tests.cumem.sleeping_machine import SleepingMachine
 from tests.native.fixtures import GRANULE_BYTES
 from tests.simulators.cuda import Simulator
 
@@ -38,37 +35,24 @@ CHANGES = st.lists(
 FAULT = st.one_of(st.none(), st.tuples(st.sampled_from(FAULTS), st.integers(1, 8)))
 
 
-class Machine(RuleBasedStateMachine):
+class Machine(SleepingMachine):
     """Memory that a sleep keeps, and what it should hold."""
 
     def __init__(self, simulator: Simulator) -> None:
-        super().__init__()
-        self.simulator = simulator
-        self.backend = CumemBackend(CumemOptions(share_below_bytes=2 * GRANULE_BYTES))
-        self.contents: dict[DeviceMemory, bytearray] = {}
-        self.staging: Any = None
-        self.undo: tuple[DeviceMemory, bytes] | None = None
+        super().__init__(simulator, CumemOptions(share_below_bytes=2 * GRANULE_BYTES))
         for size in (5 * CHUNK, CHUNK + 3, 700):
             self.allocate(size, 1)
 
     def allocate(self, size: int, byte: int) -> None:
-        with self.backend.region("lora" if byte % 2 else "weights") as region:
-            memory = region.buffer(size)
-        self.contents[memory] = bytearray([byte]) * size
-        memory.write(bytes(self.contents[memory]))
+        self.add("lora" if byte % 2 else "weights", bytes([byte]) * size)
 
     def change(self, kind: str, number: int, at: int, byte: int) -> None:
         if kind == "allocate" and len(self.contents) < 7:
             self.allocate(at + 1, byte)
-        elif kind == "undo" and self.undo is not None and self.undo[0] in self.contents:
-            memory, before = self.undo
-            self.contents[memory][:] = before
-            memory.write(before)
-        elif self.contents:
-            memory = list(self.contents)[number % len(self.contents)]
+        elif not (kind == "undo" and self.take_back()) and self.contents:
+            memory = self.choose(number)
             if kind == "free":
-                del self.contents[memory]
-                memory.free()
+                self.free(memory)
             else:
                 self.undo = memory, bytes(self.contents[memory])
                 at %= memory.size_bytes
@@ -107,35 +91,6 @@ class Machine(RuleBasedStateMachine):
         if self.backend.state().asleep_bytes:
             self.backend.resume()
         self.check()
-
-    @rule()
-    def trim(self) -> None:
-        self.backend.trim()
-
-    def attempt(self, call: Any, fault: tuple[str, int] | None) -> None:
-        if fault is not None:
-            if self.staging is not None:
-                self.staging.wait(60)  # else the fault may hit it instead
-            self.simulator.fail(*fault)
-        try:
-            call()
-        except SleepBackendsError:
-            assert fault is not None, "nothing failed"
-        finally:
-            self.simulator.clear_faults()
-
-    def check(self) -> None:
-        for memory, expected in self.contents.items():
-            assert memory.read() == bytes(expected), "bytes differ from what was kept"
-
-    def teardown(self) -> None:
-        self.backend.resume()
-        self.check()
-        for memory in self.contents:
-            memory.free()
-        self.backend.close()
-        assert self.simulator.process_usage().pinned_bytes == 0
-        assert self.simulator.process_usage().reserved_bytes == 0
 
 
 def test_no_byte_differs(simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from hypothesis.stateful import rule, run_state_machine_as_test
 
-from sleepbackends.cumem.backend import CumemBackend
 from sleepbackends.cumem.options import CumemOptions
-from sleepbackends.errors import SleepBackendsError
 from sleepbackends.vmm import copies, mover, saving, staging
 from sleepbackends.vmm.packing import packer
-from sleepbackends.vmm.region import DeviceMemory
+from tests.cumem.sleeping_machine import SleepingMachine
 from tests.native.fixtures import GRANULE_BYTES
 from tests.packing import CONTENTS, contents
 from tests.simulators.cuda import Simulator
@@ -43,17 +41,11 @@ FAULT = st.one_of(st.none(), st.tuples(st.sampled_from(FAULTS), st.integers(1, 1
 Write = tuple[str, int, int, str, int]
 
 
-class Machine(RuleBasedStateMachine):
+class Machine(SleepingMachine):
     """Memory that a sleep keeps, what it should hold, and a neighbour on the device."""
 
     def __init__(self, simulator: Simulator, options: CumemOptions) -> None:
-        super().__init__()
-        self.simulator = simulator
-        self.backend = CumemBackend(options)
-        self.contents: dict[DeviceMemory, bytearray] = {}
-        self.staging: Any = None
-        self.undo: tuple[DeviceMemory, bytes] | None = None
-        self.packed = False
+        super().__init__(simulator, options)
         for size, kind in ((7 * CHUNK, "weights"), (CHUNK + 3, "fp32"), (700, "random")):
             self.allocate(size, kind, 1)
         # What the backend keeps for itself on the device is there before that becomes full.
@@ -61,23 +53,15 @@ class Machine(RuleBasedStateMachine):
         self.backend.resume()
 
     def allocate(self, size: int, kind: str, seed: int) -> None:
-        with self.backend.region("lora" if seed % 2 else "weights") as region:
-            memory = region.buffer(size)
-        self.contents[memory] = bytearray(contents(kind, size, seed))
-        memory.write(bytes(self.contents[memory]))
+        self.add("lora" if seed % 2 else "weights", contents(kind, size, seed))
 
     def change(self, what: str, number: int, at: int, kind: str, seed: int) -> None:
         if what == "allocate" and len(self.contents) < 7:
             self.allocate(at + 1, kind, seed)
-        elif what == "undo" and self.undo is not None and self.undo[0] in self.contents:
-            memory, before = self.undo
-            self.contents[memory][:] = before
-            memory.write(before)
-        elif self.contents:
-            memory = list(self.contents)[number % len(self.contents)]
+        elif not (what == "undo" and self.take_back()) and self.contents:
+            memory = self.choose(number)
             if what == "free":
-                del self.contents[memory]
-                memory.free()
+                self.free(memory)
             else:
                 self.undo = memory, bytes(self.contents[memory])
                 at = at % memory.size_bytes & ~1
@@ -121,35 +105,6 @@ class Machine(RuleBasedStateMachine):
             self.backend.resume()
         self.simulator.set_budget_bytes(None)
         self.check()
-
-    @rule()
-    def trim(self) -> None:
-        self.backend.trim()
-
-    def attempt(self, call: Any, fault: tuple[str, int] | None) -> None:
-        if fault is not None:
-            if self.staging is not None:
-                self.staging.wait(60)  # else the fault may hit it instead
-            self.simulator.fail(*fault)
-        try:
-            self.packed |= call().spared_bytes > 0
-        except SleepBackendsError:
-            assert fault is not None, "nothing failed"
-        finally:
-            self.simulator.clear_faults()
-
-    def check(self) -> None:
-        for memory, expected in self.contents.items():
-            assert memory.read() == bytes(expected), "bytes differ from what was kept"
-
-    def teardown(self) -> None:
-        self.backend.resume()
-        self.check()
-        for memory in self.contents:
-            memory.free()
-        self.backend.close()
-        assert self.simulator.process_usage().pinned_bytes == 0
-        assert self.simulator.process_usage().reserved_bytes == 0
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
