@@ -24,6 +24,7 @@ from sleepbackends.bench.machine import describe, machine, touch_host_memory
 from sleepbackends.bench.request import Request
 from sleepbackends.bench.tables import machine_text
 from sleepbackends.cumem.backend import CumemBackend
+from sleepbackends.cumem.driver import CudaDriver
 from sleepbackends.cumem.options import CumemOptions
 from sleepbackends.reports import ResumeReport
 
@@ -301,7 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         weights_gib=(chosen.gib,), kv_gib=0.0, tensor_mib=(chosen.tensor_mib,), only=()
     )
     facts = machine(describe(), request)
-    touch_host_memory(int((chosen.gib * 1.25 + 4) * GIB))
+    touch_host_memory(int((chosen.gib * 1.25 + 4) * GIB), CudaDriver())
     rows = measure(chosen.gib, chosen.tensor_mib, chosen.rounds)
     print(machine_text(facts, {}))
     print()

@@ -21,6 +21,7 @@ from sleepbackends.bench.rows import OURS, PLAIN_COPY, Row, link_rates
 from sleepbackends.bench.tables import markdown
 from sleepbackends.bench.weights import Weights
 from sleepbackends.cumem.backend import CumemBackend
+from sleepbackends.cumem.driver import CudaDriver
 
 GIB, MIB = 1 << 30, 1 << 20
 TENSOR_MIB = 256.0
@@ -95,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(f"nothing can be measured here: {found.reason} ({found.hint})")
     import torch
 
-    touch_host_memory(int((max(chosen.gib) + 8) * GIB))
+    touch_host_memory(int((max(chosen.gib) + 8) * GIB), CudaDriver())
     rows: list[Row] = []
     for gib in sorted(chosen.gib):
         for measure in (plain_copies, suspends):

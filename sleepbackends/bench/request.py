@@ -13,6 +13,9 @@ from sleepbackends.errors import RequestError
 DESCRIBE = "describe"
 """A process of its own tells what the machine is."""
 
+HOST_MEMORY = "host_memory"
+"""A process of its own has so much of it touched and registered once."""
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -21,7 +24,7 @@ class Spec:
     Parameters
     ----------
     peer : str
-        As in ``Row``, or ``in_turn``, ``staged`` or ``describe``.
+        As in ``Row``, or ``in_turn``, ``staged``, ``describe`` or ``host_memory``.
     weights_gib, kv_gib : float
         How much memory of either kind, on each device.
     tensor_mib : float

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from sleepbackends.bench.machine import machine, touch_host_memory
+from sleepbackends.bench.machine import machine
 from sleepbackends.bench.peers import missing
-from sleepbackends.bench.request import DESCRIBE, Request, Spec
+from sleepbackends.bench.request import DESCRIBE, HOST_MEMORY, Request, Spec
 from sleepbackends.bench.rows import OURS, PLAIN_COPY, Row, link_rates
 from sleepbackends.cumem.backend import CumemBackend
 from sleepbackends.errors import BackendUnavailableError, RequestError
@@ -68,9 +68,11 @@ def measure(request: Request, watch: Watch) -> dict[str, Any]:
         If the machine is too small for what was asked.
     """
     described = _describe(request)
-    touch_host_memory(int((2 * max(request.weights_gib) * request.devices + 8) * GIB))
     rows: list[Row] = []
     skipped: dict[str, str] = {}
+    host_gib = 2 * max(request.weights_gib) * request.devices + 8
+    if problem := run(Spec(HOST_MEMORY, host_gib), request.timeout_s, lambda _: None):
+        skipped[HOST_MEMORY] = problem
     specs = []
     for spec in request.specs():
         if why := missing(spec.peer, request.peers):

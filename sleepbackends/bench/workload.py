@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sleepbackends.bench.machine import describe
+from sleepbackends.bench.machine import describe, touch_host_memory
 from sleepbackends.bench.peers import Allocator, open_allocator
-from sleepbackends.bench.request import DESCRIBE, Spec
+from sleepbackends.bench.request import DESCRIBE, HOST_MEMORY, Spec
 from sleepbackends.bench.rows import (
     BOTH_DEVICES,
     IN_TURN,
@@ -29,6 +29,7 @@ from sleepbackends.bench.rows import (
     Row,
 )
 from sleepbackends.bench.weights import Weights
+from sleepbackends.cumem.driver import CudaDriver
 from sleepbackends.policies import Policies, Policy, TagPolicy
 
 if TYPE_CHECKING:
@@ -249,6 +250,8 @@ def main(arguments: list[str]) -> None:
 
     if spec.peer == DESCRIBE:
         rows.write_text(json.dumps(describe()) + "\n")
+    elif spec.peer == HOST_MEMORY:
+        touch_host_memory(int(spec.weights_gib * GIB), CudaDriver())
     elif spec.peer == PLAIN_COPY:
         measure_copies(spec, emit)
     elif spec.peer == IN_TURN:

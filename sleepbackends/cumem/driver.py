@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from sleepbackends.cuda_bindings import bindings_problem
+from sleepbackends.cumem.captures import Aside
 from sleepbackends.cumem.current import Current
 from sleepbackends.cumem.errors import error_of
 from sleepbackends.cumem.fingerprint import CudaFingerprints
@@ -129,6 +130,10 @@ class CudaDriver:
         """Make the device's primary context current in this thread, and put back what was."""
         return Current(self, self._context(device))
 
+    def aside(self) -> AbstractContextManager[None]:
+        """Let what this thread calls disturb no graph that another thread is capturing."""
+        return Aside(self)
+
     def lane(self, device: int, use: LaneUse) -> CudaLane:
         """Return the stream of a device for one kind of our work; always the same."""
         with self.current(device), self._lock:
@@ -146,6 +151,12 @@ class CudaDriver:
     def packing(self, device: int) -> Packing | None:
         """Return what packs the memory of a device; None if that cannot be."""
         return self._packings.get(device)
+
+    def get_ready(self, device: int, *, packing: bool) -> None:
+        """Have the kernels of a device compiled and loaded, where they can be had."""
+        self.fingerprint(device, [Span(0, 0)])
+        if packing:
+            self.packing(device)
 
     def synchronize(self, device: int) -> None:
         """Wait for everything that anybody queued on the device."""

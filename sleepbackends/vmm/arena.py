@@ -158,7 +158,7 @@ class Arena:
             _empty(slot)
             idle = any(segment.is_empty for segment in self._segments)
         if idle and self._retention == "release":
-            self._trimming.submit(self.trim)
+            self._trimming.submit(self._trim_aside)
         elif idle and self._retention == "none":
             self.trim()
 
@@ -173,6 +173,10 @@ class Arena:
             self._leaving = [s for s in self._leaving if s not in idle]
             self._segments += kept
         return sum(segment.size_bytes for segment in idle if segment not in kept)
+
+    def _trim_aside(self) -> None:
+        with self._driver.aside():
+            self.trim()
 
     def close(self) -> None:
         """Give everything back. Repeating the call does nothing."""

@@ -62,7 +62,7 @@ class VmmBackend(VmmMechanism[OptionsT]):
         self._sharing: Sharing | None = None
         if isinstance(store, SharedArena):
             hold = partial(self._locked, "share", Control())
-            self._sharing = Sharing(store, self._copies, hold)
+            self._sharing = Sharing(driver, store, self._copies, hold)
 
     # The ledger follows the address space
 
@@ -149,7 +149,7 @@ class VmmBackend(VmmMechanism[OptionsT]):
         int
             How many bytes of host memory, or of a disk, were given back.
         """
-        with self._locked("trim", Control()):
+        with self._driver.aside(), self._locked("trim", Control()):
             for block in self._spare([]):
                 self.forget(block)
             return self._store.trim() + self._ring.trim()

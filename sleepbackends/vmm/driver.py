@@ -7,6 +7,7 @@ library; a driver copies, fills, hashes, waits, pins host memory and says what t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -125,6 +126,13 @@ class Driver(Protocol):
         """
         ...
 
+    def aside(self) -> AbstractContextManager[None]:
+        """Let what this thread calls disturb no graph that another thread is capturing.
+
+        For what is done beside an engine.
+        """
+        ...
+
     def lane(self, device: int, use: LaneUse) -> Lane:
         """Return the lane of a device for one kind of our work; always the same."""
         ...
@@ -152,6 +160,14 @@ class Driver(Protocol):
 
         Never raises because something is missing: None says that this driver cannot do it here
         or now. The first call may take a while, and wait for what is running on the device.
+        """
+        ...
+
+    def get_ready(self, device: int, *, packing: bool) -> None:
+        """Do what the first fingerprints, or the first packing, would wait for.
+
+        It may take seconds, and wait for what is running on the device. Never raises because
+        something is missing.
         """
         ...
 

@@ -30,6 +30,7 @@ from sleepbackends.vmm.reclaim import Reclaim
 from sleepbackends.vmm.ring import Ring
 from sleepbackends.vmm.saving import Restored, to_restore, to_save, together
 from sleepbackends.vmm.verify import Verify, is_intact
+from sleepbackends.vmm.warm_up import WarmUp
 
 _TELLING_BYTES = 64 << 20
 """Copies of less tell little about the link."""
@@ -78,6 +79,7 @@ class VmmMechanism(BaseBackend[OptionsT]):
         self._best_bytes_s = 0.0
         self._packing_ratio: float | None = None
         self._reclaim = Reclaim(driver)
+        self._warm_up = WarmUp(driver, packs=packing != "off")
         self._given_up: set[int] = set()
 
     @abstractmethod
@@ -333,6 +335,7 @@ class VmmMechanism(BaseBackend[OptionsT]):
 
     def shut_down(self) -> None:
         """Give the room for saved bytes and the lanes back."""
+        self._warm_up.close()
         self._reclaim.close()
         self._packer.give_back(self._packer.devices())
         self._ring.trim()

@@ -90,6 +90,7 @@ class Reclaim:
     def _reclaim(self, devices: Collection[int]) -> None:
         for device in devices:
             try:
-                self._driver.reclaim(device)
+                with self._driver.aside():
+                    self._driver.reclaim(device)
             except SleepBackendsError as error:
                 logger.debug("device %d reclaims nothing now: %s", device, error)

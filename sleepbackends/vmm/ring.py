@@ -159,7 +159,8 @@ class Ring:
 
     def _copy_or_note(self, lane: Lane, direction: Direction, address: int, place: Place) -> bool:
         try:
-            return self._copy(lane, direction, address, place)
+            with self._driver.aside():
+                return self._copy(lane, direction, address, place)
         except BaseException as error:  # noqa: BLE001 - raised by ``check``
             self._errors.put(error)
             return False

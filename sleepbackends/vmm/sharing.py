@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 
 from sleepbackends.errors import ClosedError, SleepBackendsError
 from sleepbackends.vmm.copies import Copies
+from sleepbackends.vmm.driver import Driver
 from sleepbackends.vmm.host_copy import Chunk, HostCopy
 from sleepbackends.vmm.places import Slot
 from sleepbackends.vmm.segment import Range
@@ -28,6 +29,8 @@ class Sharing:
 
     Parameters
     ----------
+    driver : Driver
+        Pins what is shared.
     arena : SharedArena
         Where bytes are saved and shared.
     copies : Copies
@@ -37,8 +40,13 @@ class Sharing:
     """
 
     def __init__(
-        self, arena: SharedArena, copies: Copies, hold: Callable[[], AbstractContextManager[None]]
+        self,
+        driver: Driver,
+        arena: SharedArena,
+        copies: Copies,
+        hold: Callable[[], AbstractContextManager[None]],
     ) -> None:
+        self._driver = driver
         self._arena = arena
         self._copies = copies
         self._hold = hold
@@ -78,7 +86,8 @@ class Sharing:
             if self._stopped.is_set():
                 return
             try:
-                self._share_all()
+                with self._driver.aside():
+                    self._share_all()
             except ClosedError:
                 return
             except SleepBackendsError:

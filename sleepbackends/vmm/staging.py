@@ -186,7 +186,10 @@ class Staging:
         """Do it all in this thread."""
         started = time.perf_counter()
         try:
-            with ThreadPoolExecutor(THREADS, "sleepbackends-stage-hash") as pool:
+            with (
+                self._driver.aside(),
+                ThreadPoolExecutor(THREADS, "sleepbackends-stage-hash") as pool,
+            ):
                 self._run(pool)
         except BaseException as error:  # noqa: BLE001 - whoever waits gets it
             self.ended.set_exception(error)

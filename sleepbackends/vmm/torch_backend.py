@@ -145,6 +145,7 @@ class TorchVmmBackend(VmmBackend[VmmOptionsT], Generic[VmmOptionsT, DriverT, Poo
             if torch is not None:
                 device = self._current(torch) if device is None else device
                 scope.enter_context(self._pools.allocating(tag, device))
+            self._warm_up.begin(device or 0)
             yield DeviceRegion(self, tag, device or 0)
 
     def adopt(self, target: Any, tag: str) -> Any:
@@ -202,6 +203,7 @@ class TorchVmmBackend(VmmBackend[VmmOptionsT], Generic[VmmOptionsT, DriverT, Poo
         self._check_device(device)
         if size_bytes <= 0:
             raise RequestError(f"{size_bytes} bytes of device memory cannot be allocated")
+        self._warm_up.begin(device)
         return self._space.allocate(self.open_tag(tag), size_bytes, device)
 
     def free(self, address: int) -> None:

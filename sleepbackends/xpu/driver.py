@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from sleepbackends.errors import (
@@ -104,6 +105,10 @@ class XpuDriver:
         """Return what is known of a device."""
         return self._devices[device]
 
+    def aside(self) -> AbstractContextManager[None]:
+        """Do nothing: here a capture concerns nobody but who queues on what is captured."""
+        return nullcontext()
+
     def lane(self, device: int, use: LaneUse) -> XpuLane:
         """Return the lane of a device for one kind of our work; always the same."""
         with self._lock:
@@ -150,6 +155,9 @@ class XpuDriver:
 
     def packing(self, device: int) -> None:
         """Return nothing: there are no kernels for it."""
+
+    def get_ready(self, device: int, *, packing: bool) -> None:
+        """Do nothing: there are no kernels of ours, and torch loads its own."""
 
     def synchronize(self, device: int) -> None:
         """Wait for everything that torch and we queued on the device.

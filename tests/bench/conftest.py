@@ -10,7 +10,7 @@ import pytest
 from sleepbackends.availability import Availability
 from sleepbackends.bench import suspend_resume
 from sleepbackends.bench.peers import PACKAGES
-from sleepbackends.bench.request import DESCRIBE, Spec
+from sleepbackends.bench.request import DESCRIBE, HOST_MEMORY, Spec
 from sleepbackends.bench.rows import (
     BOTH_DEVICES,
     CASES,
@@ -88,13 +88,14 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Spec]:
         if spec.peer == DESCRIBE:
             take(dict(MACHINE))
             return ""
+        if spec.peer == HOST_MEMORY:
+            return ""
         specs.append(spec)
         for row in measured(spec):
             take(row.to_json())
         return ""
 
     monkeypatch.setattr(suspend_resume, "run", run)
-    monkeypatch.setattr(suspend_resume, "touch_host_memory", lambda size_bytes: size_bytes)
     monkeypatch.setattr(CumemBackend, "probe", lambda: Availability(True))
     return specs
 

@@ -10,13 +10,18 @@ from typing import Any
 
 import pytest
 
-from sleepbackends.bench import workload
+from sleepbackends.bench import machine, workload
 from sleepbackends.bench.machine import touch_host_memory
 from sleepbackends.bench.peers import Allocator
-from sleepbackends.bench.request import DESCRIBE, Spec
+from sleepbackends.bench.request import DESCRIBE, HOST_MEMORY, Spec
 from sleepbackends.bench.rows import OURS, Row
 from sleepbackends.bench.weights import Weights
+from sleepbackends.cumem.driver import CudaDriver
 from sleepbackends.errors import ContentsLostError
+from tests.native.fixtures import kernel_images, native_library, simulator
+from tests.simulators.cuda import Simulator
+
+__all__ = ["kernel_images", "native_library", "simulator"]
 
 torch = pytest.importorskip("torch")
 
@@ -130,3 +135,25 @@ def test_the_process_writes_rows_line_by_line(
 
 def test_host_memory_is_touched_and_given_back() -> None:
     assert touch_host_memory(3_000_001) == 3_002_368
+
+
+@pytest.mark.parametrize("limit_bytes", [None, 1 << 20])
+def test_host_memory_is_registered_as_far_as_that_is_allowed(
+    simulator: Simulator, monkeypatch: pytest.MonkeyPatch, limit_bytes: int | None
+) -> None:
+    monkeypatch.setattr(machine, "CHUNK_BYTES", 1 << 20)
+    simulator.set_pinned_limit_bytes(limit_bytes)
+    driver = CudaDriver()
+    assert touch_host_memory(3_000_001, driver) == 3_002_368
+    assert simulator.calls("cuMemHostRegister") == (3 if limit_bytes is None else 2)
+    assert simulator.process_usage().pinned_bytes == 0
+    driver.close()
+
+
+def test_a_process_touches_host_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simulator: Simulator
+) -> None:
+    touched: list[int] = []
+    monkeypatch.setattr(workload, "touch_host_memory", lambda size, driver: touched.append(size))
+    workload.main([Spec(HOST_MEMORY, 0.5).to_json(), str(tmp_path / "rows")])
+    assert touched == [1 << 29]

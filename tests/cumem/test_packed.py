@@ -24,9 +24,9 @@ from tests.cumem.packed_sleeps import (
     small_chunks,
 )
 from tests.cumem.test_backend import Make, make
-from tests.cumem.test_sharing import until
 from tests.packing import CONTENTS, contents
 from tests.simulators.cuda import Simulator
+from tests.waiting import until
 
 __all__ = ["make", "small_chunks"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
@@ -13,6 +13,7 @@ from sleepbackends.vmm.reclaim import Reclaim
 from tests.cumem.test_backend import Make, filled, holds, make
 from tests.native.fixtures import GRANULE_BYTES
 from tests.simulators.cuda import Simulator
+from tests.waiting import until
 
 __all__ = ["make"]
 
@@ -20,13 +21,6 @@ __all__ = ["make"]
 @pytest.fixture(autouse=True)
 def soon(simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reclaim, "DELAY_S", 0.05)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < give_up, "it did not come to that"
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("verb", ["suspend", "discard"])
@@ -94,6 +88,9 @@ def test_every_device_has_its_turn() -> None:
     class Full:
         def __init__(self) -> None:
             self.asked: list[int] = []
+
+        def aside(self) -> AbstractContextManager[None]:
+            return nullcontext()
 
         def reclaim(self, device: int) -> None:
             self.asked.append(device)

@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from sleepbackends.vmm.shared_arena import SharedArena, is_shared
 from tests.cumem.test_backend import Make, filled, make
 from tests.native.fixtures import GRANULE_BYTES
 from tests.simulators.cuda import Simulator, build, environment
+from tests.waiting import until
 
 __all__ = ["make"]
 
@@ -76,13 +76,6 @@ def sharing(make: Make, tmp_path: Path) -> Callable[[], CumemBackend]:
 def arena(backend: CumemBackend) -> SharedArena:
     assert isinstance(backend._store, SharedArena)
     return backend._store
-
-
-def until(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < give_up, "it did not come to that"
-        time.sleep(0.005)
 
 
 def put_to_sleep(backend: CumemBackend, private_bytes: int = 0) -> None:

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from statistics import median
 
 import pytest
 import torch
@@ -132,16 +133,17 @@ def test_staging_costs_the_engine_little(
             count += 10
         return count / (time.perf_counter() - started)
 
-    products_per_s(0.5)
-    alone, beside = [], []
-    for number in range(3):
-        alone.append(products_per_s(0.5))
+    products_per_s(2.0)  # until the clocks are what they stay
+    costs = []
+    for number in range(5):
         for tensor in tensors:
             tensor.bitwise_xor_(number + 1)
+        before = products_per_s(0.3)
         staging = backend.stage()
-        beside.append(products_per_s(0.5))
+        beside = products_per_s(0.6)
         assert not staging.done, "too short to tell"
         report = staging.wait(60)
         assert (report.spared_bytes > 0) == (contents == "packed")
-    record_property(f"staging_{contents}_costs", round(1 - max(beside) / max(alone), 4))
-    assert max(beside) > 0.95 * max(alone), (alone, beside)
+        costs.append(1 - 2 * beside / (before + products_per_s(0.3)))
+    record_property(f"staging_{contents}_costs", [round(cost, 4) for cost in costs])
+    assert median(costs) < 0.05, costs

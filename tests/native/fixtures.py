@@ -12,6 +12,7 @@ from sleepbackends.cumem import fingerprint, nvrtc, packing
 from sleepbackends.cumem.images import Images
 from sleepbackends.errors import BackendUnavailableError
 from sleepbackends.vmm import address_space, reclaim
+from sleepbackends.vmm.warm_up import WarmUp
 from tests.native.build import (
     HOST_LIBRARY,
     LIBRARY,
@@ -82,8 +83,9 @@ def simulator(
     shutil.copy(native_library, folder)
     (folder / HOST_LIBRARY).symlink_to(native_library.with_name(HOST_LIBRARY))
     monkeypatch.setattr(address_space, "_FOLDER", folder)
-    # Many tests count what is held on a device; the one of this sets a delay of its own.
+    # Many tests count what is held on a device, or calls; those of these have them again.
     monkeypatch.setattr(reclaim, "DELAY_S", 3600.0)
+    monkeypatch.setattr(WarmUp, "begin", lambda _, device: None)
     yield simulator
     violations = simulator.violations()
     simulator.reset()

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -37,6 +37,9 @@ class Pins:
         self.keeps = False
         self.lets_go = 0
         self._lock = threading.Lock()
+
+    def aside(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def pin(self, address: int, size_bytes: int) -> None:
         if self.refuses:

@@ -6,7 +6,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,9 @@ class Device:
             self.count += kind == self.fault[0]
             if kind == self.fault[0] and self.count == self.fault[1]:
                 raise MechanismError(f"{kind} failed")
+
+    def aside(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def pin(self, address: int, size_bytes: int) -> None:
         with self._lock:

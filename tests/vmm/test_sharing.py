@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -18,9 +18,15 @@ class NothingSaved:
         return []
 
 
+class NoDriver:
+    def aside(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
 def make() -> Sharing:
+    driver: Any = NoDriver()
     anything: Any = NothingSaved()
-    return Sharing(anything, anything, nullcontext)
+    return Sharing(driver, anything, anything, nullcontext)
 
 
 def test_it_can_be_stopped_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:

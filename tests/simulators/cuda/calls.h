@@ -28,6 +28,7 @@
     X(cuCtxPopCurrent, 4000, cuCtxPopCurrent_v2)                      \
     X(cuCtxGetDevice, 2000, cuCtxGetDevice)                           \
     X(cuCtxSynchronize, 2000, cuCtxSynchronize)                       \
+    X(cuThreadExchangeStreamCaptureMode, 10010, cuThreadExchangeStreamCaptureMode) \
     X(cuMemGetInfo, 3020, cuMemGetInfo_v2)                            \
     X(cuMemGetAllocationGranularity, 10020, cuMemGetAllocationGranularity) \
     X(cuMemAddressReserve, 10020, cuMemAddressReserve)                \

@@ -13,6 +13,7 @@ void set_defaults(void)
     sim.device_count = -1; /* as the environment says */
     sim.stale_byte = DEFAULT_STALE_BYTE;
     sim.on_demand = false;
+    sim.capturing = false;
     sim.copy_bytes_per_s = 0;
     sim.pinned_limit_bytes = UINT64_MAX;
     for (int device = 0; device < MAX_DEVICES; device++)
@@ -147,6 +148,7 @@ static const char *const violation_names[VIOLATION_COUNT] = {
     [HOST_BYTES_GONE] = "host_bytes_gone",
     [CALL_IN_CALLBACK] = "call_in_callback",
     [UNLOAD_IN_USE] = "unload_in_use",
+    [CAPTURE_LOST] = "capture_lost",
 };
 
 /* NULL after the last one. */

@@ -31,6 +31,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "sim_set_copy_rate": (ctypes.c_int, (ctypes.c_uint64,)),
     "sim_set_on_demand": (ctypes.c_int, (ctypes.c_int,)),
     "sim_set_pinned_limit": (ctypes.c_int, (ctypes.c_uint64,)),
+    "sim_set_capturing": (ctypes.c_int, (ctypes.c_int,)),
     "sim_fail": (
         ctypes.c_int,
         (ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int),
@@ -109,6 +110,10 @@ class Simulator:
         """Run queued work only as far as somebody waits for it, or asks about it."""
         self._set("sim_set_on_demand", int(on))
 
+    def set_capturing(self, on: bool) -> None:
+        """Have some other thread capture a graph, in the mode that is the default."""
+        self._set("sim_set_capturing", int(on))
+
     def set_pinned_limit_bytes(self, limit_bytes: int | None) -> None:
         """Refuse to pin more host memory than this. None: no limit."""
         self._set("sim_set_pinned_limit", _UNLIMITED if limit_bytes is None else limit_bytes)
@@ -166,7 +171,8 @@ class Simulator:
         ``unmap_in_use`` (queued work needs the range), ``unmap_nothing`` (answered with success),
         ``queued_copy_faulted`` (the device memory of a copy or a kernel was gone when it ran),
         ``host_released_in_use``, ``host_bytes_gone`` (the host memory of a copy),
-        ``call_in_callback`` and ``unload_in_use`` (a module with a launch in a queue).
+        ``call_in_callback``, ``unload_in_use`` (a module with a launch in a queue) and
+        ``capture_lost`` (a call that others' captures forbid; answered with an error too).
         """
         found: dict[str, int] = {}
         kind = 0

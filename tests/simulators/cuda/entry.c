@@ -73,6 +73,9 @@ CUresult enter(enum call call, int needs)
         } else if (in_callback) {
             violated(CALL_IN_CALLBACK);
             result = NOT_PERMITTED;
+        } else if (ends_capture(call)) {
+            violated(CAPTURE_LOST);
+            result = STREAM_CAPTURE_UNSUPPORTED;
         } else if (needs == NEEDS_CONTEXT) {
             result = current_state();
         }

@@ -56,6 +56,7 @@ enum {
     HOST_MEMORY_NOT_REGISTERED = 713,
     NOT_PERMITTED = 800,
     NOT_SUPPORTED = 801,
+    STREAM_CAPTURE_UNSUPPORTED = 900,
     UNKNOWN = 999
 };
 
@@ -237,6 +238,7 @@ enum violation {
     HOST_BYTES_GONE,
     CALL_IN_CALLBACK,
     UNLOAD_IN_USE,
+    CAPTURE_LOST,
     VIOLATION_COUNT
 };
 
@@ -261,6 +263,7 @@ struct simulator {
 
     int stale_byte; /* negative: new memory is left zero, and untouched */
     bool on_demand; /* queues run only as far as somebody waits for them */
+    bool capturing; /* some thread captures a graph */
     uint64_t copy_bytes_per_s, pinned_limit_bytes, pinned_bytes, pageable_copy_bytes;
     uint64_t violations[VIOLATION_COUNT];
 };
@@ -278,6 +281,10 @@ CUresult leave(CUresult result);
 CUresult injected(enum call call);
 void reset_calls(void);
 void violated(enum violation kind);
+
+/* -------------------------------------------------------------- capture.c: graphs of others */
+
+bool ends_capture(enum call call);
 
 /* ----------------------------------------------------------- control.c: what tests may set */
 
