@@ -284,7 +284,7 @@ class CompositeBackend:
         tags: Collection[str] | None = None,
         *,
         background: bool = True,
-        limit_gib_s: float = 4.0,
+        limit_gib_s: float = 2.0,
     ) -> Staging:
         """Have the outer backend copy ahead; see ``StagingBackend.stage``.
 

@@ -125,7 +125,7 @@ class SleepConfig(BaseModel):
     copy: only by ``stage()``, or also after ``loaded()`` and each wake-up (``automatic``)
     where the backend can."""
 
-    stage_limit_gib_s: Annotated[_Number, Field(gt=0, allow_inf_nan=False)] = 4.0
+    stage_limit_gib_s: Annotated[_Number, Field(gt=0, allow_inf_nan=False)] = 2.0
     """The most that is copied ahead in a second."""
 
     fill: Fill = Fill.ZERO

@@ -202,7 +202,7 @@ class StagingBackend(SleepModeBackend, Protocol):
         tags: Collection[str] | None = None,
         *,
         background: bool = True,
-        limit_gib_s: float = 4.0,
+        limit_gib_s: float = 2.0,
     ) -> Staging:
         """Make or refresh saved copies while the memory is in use.
 

@@ -50,7 +50,7 @@ class Stages(SimulatedBackend):
         tags: Collection[str] | None = None,
         *,
         background: bool = True,
-        limit_gib_s: float = 4.0,
+        limit_gib_s: float = 2.0,
     ) -> Staging:
         assert background, "or the thread could not be told of a cancellation"
         return self.copying

@@ -35,7 +35,7 @@ class Stages(SimulatedBackend):
         tags: Collection[str] | None = None,
         *,
         background: bool = True,
-        limit_gib_s: float = 4.0,
+        limit_gib_s: float = 2.0,
     ) -> Any:
         if self.refuses:
             raise RequestError("not now")
@@ -75,7 +75,7 @@ def test_automatically_after_loading_and_waking() -> None:
     assert len(backend.calls) == 1, "only once the engine serves"
     orchestrator.wake_up()
     orchestrator.wake_up()
-    assert backend.calls == [(None, True, 4.0)] * 2
+    assert backend.calls == [(None, True, 2.0)] * 2
 
 
 def test_what_cannot_be_staged_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:

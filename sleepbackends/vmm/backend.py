@@ -187,7 +187,7 @@ class VmmBackend(VmmMechanism[OptionsT]):
         tags: Collection[str] | None = None,
         *,
         background: bool = True,
-        limit_gib_s: float = 4.0,
+        limit_gib_s: float = 2.0,
     ) -> Staging:
         """Make or refresh saved copies while the memory is in use; see ``StagingBackend``.
 

@@ -57,7 +57,7 @@ def test_a_thread_is_as_it_was_once_it_has_staged(simulator: Simulator, make: Ma
     backend.stage(background=False).wait(60)
     simulator.set_capturing(True)
     with pytest.raises(Exception, match="STREAM_CAPTURE_UNSUPPORTED"):
-        backend.driver.call(backend.driver._cu.cuModuleLoadData, b"any image")
+        backend.driver.pin(0, GRANULE_BYTES)
     assert simulator.violations() == {"capture_lost": 1}
     simulator.reset()
 

@@ -70,7 +70,7 @@ def test_getting_ready_and_trimming() -> None:
     backend.resume()
     capturing = Capturing()
     with capturing:
-        assert backend.trim() >= 64 * MIB
+        assert backend.trim() > 0
     capturing.check()
     backend.free(address)
     backend.close()

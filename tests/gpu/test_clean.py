@@ -142,6 +142,7 @@ def test_staging_costs_the_engine_little(
         staging = backend.stage()
         beside = products_per_s(0.6)
         assert not staging.done, "too short to tell"
+        staging.cancel()
         report = staging.wait(60)
         assert (report.spared_bytes > 0) == (contents == "packed")
         costs.append(1 - 2 * beside / (before + products_per_s(0.3)))

@@ -28,10 +28,15 @@ API CUresult cuThreadExchangeStreamCaptureMode(int *inout)
     return leave(SUCCESS);
 }
 
-/* Whether another thread's capture, in the mode that is the default, would be lost by the call. */
+/* Whether another thread's capture, in the mode that is the default, would be lost by the call: what a
+ * driver 580 answers. It also says that a wait for the whole context is never allowed. */
 bool ends_capture(enum call call)
 {
-    if (!sim.capturing || mode() != GLOBAL)
+    if (!sim.capturing)
+        return false;
+    if (call == CALL_cuCtxSynchronize)
+        return true;
+    if (mode() != GLOBAL)
         return false;
     switch (call) {
     case CALL_cuMemAlloc:
@@ -40,8 +45,6 @@ bool ends_capture(enum call call)
     case CALL_cuMemFreeHost:
     case CALL_cuMemHostRegister:
     case CALL_cuMemHostUnregister:
-    case CALL_cuModuleLoadData:
-    case CALL_cuModuleLoadDataEx:
     case CALL_cuModuleUnload:
     case CALL_cuEventQuery:
     case CALL_cuEventSynchronize:
