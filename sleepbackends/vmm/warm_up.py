@@ -44,8 +44,12 @@ class WarmUp:
             thread = threading.Thread(
                 target=self._run, args=[device], name="sleepbackends-warm-up", daemon=False
             )
+            try:
+                thread.start()
+            except RuntimeError as error:  # no more threads, or Python is ending
+                logger.debug("the kernels of device %d are not made ready: %s", device, error)
+                return
             self._threads[device] = thread
-            thread.start()
 
     def close(self) -> None:
         """Begin nothing any more, and wait for what has begun."""

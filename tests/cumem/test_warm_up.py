@@ -110,6 +110,24 @@ def test_a_failure_is_the_first_suspends_to_tell(
     assert holds(memory, 1)
 
 
+def test_where_there_can_be_no_more_threads_nothing_is_missing(
+    simulator: Simulator, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = make()
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == NAME:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    memory = filled(backend, "weights", LARGE, 1)
+    backend.suspend(1)
+    backend.resume()
+    assert holds(memory, 1)
+
+
 def test_an_engine_captures_graphs_meanwhile(simulator: Simulator, make: Make) -> None:
     backend = make()
     simulator.set_capturing(True)
