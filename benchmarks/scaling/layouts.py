@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -18,7 +21,9 @@ from benchmarks.scaling.spec import ROOT, Spec
 
 GRACE_S = 10.0
 END_S = 30.0
-"""How long processes may take to end."""
+"""How long processes may take to end by themselves, all of them together."""
+
+POLL_S = 0.1
 
 Ask = Callable[[Sequence[int], str, Sequence[Any]], list[Any]]
 """Has some ranks do something, all at once, and returns what each of them returned."""
@@ -117,21 +122,26 @@ def processes(spec: Spec) -> Iterator[Ranks]:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sleepbackends-scale-"))
         rendezvous = str(Path(folder) / "rendezvous")
-        others = [_start(spec, rank, rendezvous) for rank in range(1, spec.ranks)]
-        stack.callback(_end, others)
-        worker, group = _join(spec, 0, rendezvous)
+        others: list[subprocess.Popen[bytes]] = []
+        # Whoever is still there by then waits for what will not come.
+        stack.callback(_end, others, 0.0)
+        for rank in range(1, spec.ranks):
+            others.append(_start(spec, rank, rendezvous))
+        with _all_there(others):
+            worker, group = _join(spec, 0, rendezvous)
 
         def ask(ranks: Sequence[int], what: str, arguments: Sequence[Any]) -> list[Any]:
             answers = _together(worker, spec, (list(ranks), what, list(arguments)))
             return _results([answers[rank] for rank in ranks])
 
         yield Ranks(group, spec.ranks, ask, in_processes=True)
-        alive = not group.lost_ranks
-        if alive:
+        complete = len(group.ranks) == spec.ranks and not group.lost_ranks
+        if complete:
             distributed.broadcast_object_list([None])
         group.close()
-        if alive:
+        if complete:
             distributed.destroy_process_group()
+            _end(others, END_S)
 
 
 def _start(spec: Spec, rank: int, rendezvous: str) -> subprocess.Popen[bytes]:
@@ -141,13 +151,38 @@ def _start(spec: Spec, rank: int, rendezvous: str) -> subprocess.Popen[bytes]:
     )
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+@contextmanager
+def _all_there(others: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """End this process if one of the others ends meanwhile: it would be waited for, for ever."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(POLL_S):
+            for rank, process in enumerate(others, 1):
+                if process.poll() is not None:
+                    said = f"rank {rank} ended with exit code {process.returncode} at the start"
+                    print(said, file=sys.stderr, flush=True)
+                    os._exit(1)  # the thread that waits cannot be interrupted
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watching.join()
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]], patience_s: float) -> None:
+    """Wait for processes to end, and kill those that have not by then."""
+    give_up = time.monotonic() + patience_s
     for process in processes:
         try:
-            process.wait(END_S)
+            process.wait(max(0.0, give_up - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait()
+    for process in processes:
+        process.wait()
 
 
 def _join(spec: Spec, rank: int, rendezvous: str) -> tuple[Worker, Any]:
