@@ -14,20 +14,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks.scaling.host import copy_rates
+from benchmarks.scaling.host import copy_rates, touch_memory
 from benchmarks.scaling.spec import GIB, LAYOUTS, MIB, ROOT, WHOLE_PROCESS, Spec
 from benchmarks.scaling.tables import has_failed, markdown
 from sleepbackends.errors import BackendUnavailableError
@@ -35,7 +39,11 @@ from sleepbackends.interpreter import JsonLines
 
 COUNTS = (1, 2, 4, 8)
 POLL_S = 0.1
+BESIDE_GIB = 4.0
+"""How much host memory a rank needs besides its weights: its process, and a checkpoint of it."""
+
 SLACK_GIB = 8.0
+NO_TIME = "no time was left"
 
 
 def specs(chosen: argparse.Namespace, present: int) -> list[Spec]:
@@ -71,7 +79,7 @@ def run(spec: Spec, timeout_s: float, take: Callable[[dict[str, Any]], None]) ->
             rows = JsonLines(file, take)
             process = subprocess.Popen(  # noqa: S603 - runs this module
                 [sys.executable, "-m", "benchmarks.scale", "--work", str(path), spec.to_json()],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # whose end tells it that this process has gone
                 stdout=said,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
@@ -96,12 +104,28 @@ def run(spec: Spec, timeout_s: float, take: Callable[[dict[str, Any]], None]) ->
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process that is still there, and those that it started."""
+    """End a process, if it is still there, and all that it started, which may outlive it."""
     if process.poll() is None:
         for child in psutil.Process(process.pid).children(recursive=True):
-            child.kill()
-        process.kill()
-    process.wait()
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                child.kill()
+    with suppress(ProcessLookupError):  # nobody is left
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def _end_with(process_input: int) -> None:
+    """End this process, and all of its session, once whoever started it has gone.
+
+    Were it to go on, it would hold the memory of the GPUs, and nobody would read its rows.
+    """
+
+    def watch() -> None:
+        while os.read(process_input, 1):
+            pass
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def work(rows: Path, spec: Spec) -> None:
@@ -113,12 +137,26 @@ def work(rows: Path, spec: Spec) -> None:
         with rows.open("a", encoding="utf-8") as file:
             file.write(f"{json.dumps(found)}\n")
 
+    _end_with(sys.stdin.fileno())
     with open_ranks(spec) as ranks:
         note(Measurement(ranks, spec, lambda row: note({"row": row.to_json()})).run())
 
 
-def measure(chosen: argparse.Namespace, present: int, machine: dict[str, Any]) -> dict[str, Any]:
-    """Measure everything, and write what is known after each process."""
+def touch(chosen: argparse.Namespace, ranks: int, give_up: float) -> dict[str, Any]:
+    """Touch as much host memory as so many ranks need; tell how much that was, and is there."""
+    each_gib = max(chosen.weights_gib, chosen.plain_gib) + BESIDE_GIB
+    wanted_gib = each_gib * ranks + SLACK_GIB
+    found_gib = touch_memory(int(wanted_gib * GIB), give_up) / GIB
+    if found_gib < wanted_gib:
+        said = f"the host gave {found_gib:.0f} of {wanted_gib:.0f} GiB: sleeps may find too little"
+        print(said, file=sys.stderr, flush=True)
+    return {"touched_gib": round(found_gib), **_host_memory()}
+
+
+def measure(
+    chosen: argparse.Namespace, present: int, machine: dict[str, Any], give_up: float
+) -> dict[str, Any]:
+    """Measure everything until it is time to stop, and write all rows as they come."""
     result: dict[str, Any] = {
         "machine": machine,
         "host_copy_gib_s": copy_rates(min(64 * MIB, int(chosen.weights_gib * GIB))),
@@ -135,21 +173,30 @@ def measure(chosen: argparse.Namespace, present: int, machine: dict[str, Any]) -
                 result["rows"].append(found["row"])
             else:
                 result["places"][title] = found["ranks"]
+            if chosen.out:
+                write_rows(chosen.out, result)
 
         print(f"[{number}/{len(wanted)}] {spec.title}", file=sys.stderr, flush=True)
-        problem = run(spec, chosen.run_timeout_s, take)
+        left_s = give_up - time.monotonic()
+        problem = run(spec, min(chosen.run_timeout_s, left_s), take) if left_s > 0 else NO_TIME
         if problem:
             result["skipped"][spec.title] = problem
         if chosen.out:
-            write(chosen.out, result)
+            write_rows(chosen.out, result)
+            _replace(chosen.out / "scale.md", markdown(result))
     return result
 
 
-def write(folder: Path, result: dict[str, Any]) -> None:
-    """Write the rows and the tables."""
+def write_rows(folder: Path, result: dict[str, Any]) -> None:
+    """Write what is known so far; whoever ends this process leaves it as it was or as it is."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "scale.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    (folder / "scale.md").write_text(markdown(result), encoding="utf-8")
+    _replace(folder / "scale.json", json.dumps(result, indent=1) + "\n")
+
+
+def _replace(path: Path, text: str) -> None:
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
 
 
 def describe(on_gpus: bool) -> tuple[int, dict[str, Any]]:
@@ -172,12 +219,16 @@ def describe(on_gpus: bool) -> tuple[int, dict[str, Any]]:
         driver.close()
     facts |= {
         "cpus": os.cpu_count(),
-        "host_gib": round(psutil.virtual_memory().total / GIB),
+        **_host_memory(),
         "linux": platform.release(),
         "python": platform.python_version(),
         "date": datetime.now(timezone.utc).date().isoformat(),
     }
     return present, facts
+
+
+def _host_memory() -> dict[str, int]:
+    return {"host_gib": round(psutil.virtual_memory().total / GIB)}
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -198,13 +249,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--rounds", type=int, default=3)
     add("--timeout-s", type=float, default=60.0, help="deadline of each transition")
     add("--run-timeout-s", type=float, default=300.0, help="of each process")
+    add("--total-s", type=float, default=math.inf, help="of all; what comes later is left out")
     add("--no-faults", dest="faults", action="store_false", help="let no rank fail")
     add("--out", type=Path, help="write scale.json and scale.md into this folder")
     add("--work", nargs=2, help=argparse.SUPPRESS)
     add("--rank", nargs=3, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     positive = (chosen.weights_gib, chosen.tensor_mib, chosen.plain_gib, *(chosen.ranks or ()))
-    if min(*positive, chosen.rounds, chosen.timeout_s, chosen.run_timeout_s) <= 0:
+    if min(*positive, chosen.rounds, chosen.timeout_s, chosen.run_timeout_s, chosen.total_s) <= 0:
         parser.error("all sizes and numbers must be positive")
     if chosen.kv_gib < 0:
         parser.error("--kv-gib must be 0 or more")
@@ -230,12 +282,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BackendUnavailableError as error:
         print(f"nothing can be measured here: {error}", file=sys.stderr)
         return 2
+    most = max(chosen.ranks or [present])
+    if on_gpus and most > present:
+        print(f"--ranks {most}: there are {present} GPUs", file=sys.stderr)
+        return 2
+    give_up = time.monotonic() + chosen.total_s
     if on_gpus:
-        from sleepbackends.bench.machine import touch_host_memory
-
-        most = max(chosen.ranks or [present])
-        touch_host_memory(int((2 * chosen.weights_gib * most + SLACK_GIB) * GIB))
-    result = measure(chosen, present, machine)
+        machine |= touch(chosen, most, give_up)
+    result = measure(chosen, present, machine, give_up)
     print(markdown(result))
     return int(has_failed(result))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -12,6 +13,8 @@ from pathlib import Path
 from threading import Barrier
 
 from benchmarks.scaling.spec import GIB, MIB
+from sleepbackends.errors import HostMemoryError
+from sleepbackends.host_limits import host_memory
 from sleepbackends.hostmemory import driver as host
 from sleepbackends.hostmemory import numa
 
@@ -19,6 +22,59 @@ PIECE_BYTES = 64 * MIB
 """What each thread copies at a time: more than it has caches."""
 
 TIMES = 16
+
+STEP_BYTES = GIB
+LEFT_BYTES = 2 * GIB
+"""What is left to others while memory is touched for the first time."""
+
+GROWTH_S = 10.0
+"""How long memory may take to grow once it is short."""
+
+POLL_S = 0.1
+
+
+def touch_memory(size_bytes: int, until: float = math.inf) -> int:
+    """Have the machine give this much memory once; return how much it gave.
+
+    The memory of a virtual machine may be small at first and grow as it is used. What is not
+    there yet cannot be asked for, and would be counted against whoever needs it first.
+
+    Parameters
+    ----------
+    size_bytes : int
+        How much is wanted.
+    until : float
+        When to stop, by ``time.monotonic``.
+    """
+    touched: list[tuple[int, int]] = []
+    found = 0
+    try:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            while found < size_bytes and _comes(until):
+                step_bytes = host.round_up(min(STEP_BYTES, size_bytes - found))
+                address = host.reserve(step_bytes)
+                touched.append((address, step_bytes))
+                host.map_memory(address, step_bytes)
+                pieces = range(0, step_bytes, PIECE_BYTES)
+                ends = [(address + at, min(PIECE_BYTES, step_bytes - at)) for at in pieces]
+                list(pool.map(host.populate, *zip(*ends, strict=True)))
+                found += step_bytes
+    except HostMemoryError:
+        pass  # there is no more
+    finally:
+        for each in touched:
+            host.release(*each)
+    return found
+
+
+def _comes(until: float) -> bool:
+    """Wait until there is memory for a step; tell whether there is."""
+    until = min(until, time.monotonic() + GROWTH_S)
+    while time.monotonic() < until:
+        if host_memory().available_bytes >= STEP_BYTES + LEFT_BYTES:
+            return True
+        time.sleep(POLL_S)
+    return False
 
 
 def copy_rates(piece_bytes: int = PIECE_BYTES, times: int = TIMES) -> dict[str, float]:

@@ -125,8 +125,7 @@ def processes(spec: Spec) -> Iterator[Ranks]:
         others: list[subprocess.Popen[bytes]] = []
         # Whoever is still there by then waits for what will not come.
         stack.callback(_end, others, 0.0)
-        for rank in range(1, spec.ranks):
-            others.append(_start(spec, rank, rendezvous))
+        others.extend(_start(spec, rank, rendezvous) for rank in range(1, spec.ranks))
         with _all_there(others):
             worker, group = _join(spec, 0, rendezvous)
 

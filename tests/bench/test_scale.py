@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import scale
-from benchmarks.scaling import layouts, tables
+from benchmarks.scaling import tables
 from benchmarks.scaling.cases import CASES
 from benchmarks.scaling.host import bytes_by_node, copy_rates
 from benchmarks.scaling.rank import RawWeights
@@ -112,7 +108,14 @@ class Problem:
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--ranks", "0"], ["--weights-gib", "0"], ["--kv-gib", "-1"], ["--layout", "rows"]]
+    "wrong",
+    [
+        ["--ranks", "0"],
+        ["--total-s", "0"],
+        ["--weights-gib", "0"],
+        ["--kv-gib", "-1"],
+        ["--layout", "rows"],
+    ],
 )
 def test_wrong_arguments(wrong: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -128,37 +131,6 @@ def test_what_is_measured_by_default() -> None:
         ("cumem+checkpoint", "threads")
     }
     assert (specs[0].weights_gib, specs[0].kv_gib, specs[0].weights_bytes) == (16, 32, 16 * GIB)
-
-
-# The processes
-
-
-def test_processes_that_do_not_end_are_waited_for_together() -> None:
-    sleeping = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
-    started = time.monotonic()
-    layouts._end(sleeping, 0.5)
-    assert time.monotonic() - started < 1.2
-    assert {process.returncode for process in sleeping} == {-signal.SIGKILL}
-
-
-@needs_gloo
-def test_ranks_that_outlive_a_killed_one_are_not_waited_for() -> None:
-    spec = Spec("processes", "host", 3, 0.002, 0.001, 0.5, rounds=1)
-    found: list[Mapping[str, Any]] = []
-    started = time.monotonic()
-    assert scale.run(spec, 120, found.append) == ""
-    assert time.monotonic() - started < layouts.END_S
-    assert [each["row"]["outcome"] for each in found if "row" in each][-1] == "all awake"
-
-
-def test_a_rank_that_does_not_come_ends_the_one_that_waits_for_it() -> None:
-    code = (
-        "import subprocess, sys, time; from benchmarks.scaling.layouts import _all_there\n"
-        "with _all_there([subprocess.Popen([sys.executable, '-c', 'exit(3)'])]): time.sleep(60)"
-    )
-    waiting = [sys.executable, "-c", code]
-    done = subprocess.run(waiting, cwd=ROOT, capture_output=True, text=True, timeout=30)
-    assert (done.returncode, done.stderr) == (1, "rank 1 ended with exit code 3 at the start\n")
 
 
 # What is made of the rows

@@ -1,0 +1,181 @@
+"""Runs of the benchmark of many GPUs that are cut, fail, or find too little memory."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from benchmarks import scale
+from benchmarks.scaling import host, layouts
+from benchmarks.scaling.spec import MIB, ROOT, Row, Spec
+from sleepbackends.host_limits import HostMemory
+from sleepbackends.hostmemory import driver
+from tests.native.fixtures import kernel_images, native_library, simulator
+from tests.ranks.test_torch_distributed import needs_gloo
+from tests.simulators.cuda import Simulator
+
+__all__ = ["kernel_images", "native_library", "simulator"]
+
+# The processes
+
+
+def test_processes_that_do_not_end_are_waited_for_together() -> None:
+    sleeping = [
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(3)
+    ]
+    started = time.monotonic()
+    layouts._end(sleeping, 0.5)
+    assert time.monotonic() - started < 1.2
+    assert {process.returncode for process in sleeping} == {-signal.SIGKILL}
+
+
+@needs_gloo
+def test_ranks_that_outlive_a_killed_one_are_not_waited_for() -> None:
+    spec = Spec("processes", "host", 3, 0.002, 0.001, 0.5, rounds=1)
+    found: list[Mapping[str, Any]] = []
+    started = time.monotonic()
+    assert scale.run(spec, 120, found.append) == ""
+    assert time.monotonic() - started < layouts.END_S
+    assert [each["row"]["outcome"] for each in found if "row" in each][-1] == "all awake"
+
+
+def test_a_rank_that_does_not_come_ends_the_one_that_waits_for_it() -> None:
+    code = (
+        "import subprocess, sys, time; from benchmarks.scaling.layouts import _all_there\n"
+        "with _all_there([subprocess.Popen([sys.executable, '-c', 'exit(3)'])]): time.sleep(60)"
+    )
+    waiting = [sys.executable, "-c", code]
+    done = subprocess.run(waiting, cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (1, "rank 1 ended with exit code 3 at the start\n")
+
+
+@pytest.mark.parametrize("started_here", [True, False])
+def test_what_a_run_started_ends_with_it(started_here: bool) -> None:
+    """Also if it has ended itself, or was left alone."""
+    code = (
+        "import subprocess, sys, time; from benchmarks.scale import _end_with; _end_with(0)\n"
+        "print(subprocess.Popen(['sleep', '60'], stdin=subprocess.DEVNULL).pid, flush=True)\n"
+        f"time.sleep({0 if started_here else 60})"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    sleeping = psutil.Process(int(process.stdout.readline()))
+    if started_here:
+        process.wait(10)
+        assert sleeping.is_running()
+        scale._end(process)
+    else:
+        process.stdin.close()  # as if whoever has the other end had been killed
+        assert process.wait(10) == -signal.SIGKILL
+        process.stdout.close()
+    sleeping.wait(10)
+
+
+def arguments(folder: Path, *more: str) -> list[str]:
+    return [
+        "--backend",
+        "host",
+        "--ranks",
+        "1",
+        "2",
+        "--layout",
+        "threads",
+        "--out",
+        str(folder),
+        *more,
+    ]
+
+
+def test_a_run_that_is_cut_has_written_what_it_knew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(spec: Spec, timeout_s: float, take: Callable[[dict[str, Any]], None]) -> str:
+        take({"row": Row("threads", "host", 1, "dirty", 0, 1.0).to_json()})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(scale, "run", cut)
+    with pytest.raises(KeyboardInterrupt):
+        scale.main(arguments(tmp_path))
+    (found,) = json.loads((tmp_path / "scale.json").read_text())["rows"]
+    assert found["case"] == "dirty"
+    assert [path.name for path in tmp_path.iterdir()] == ["scale.json"]
+
+
+def test_a_run_stops_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+
+    def slow(spec: Spec, timeout_s: float, take: object) -> str:
+        limits.append(timeout_s)
+        time.sleep(timeout_s)
+        return "not done"
+
+    monkeypatch.setattr(scale, "run", slow)
+    assert scale.main(arguments(tmp_path, "--total-s", "0.2")) == 1
+    (limit,) = limits
+    assert limit <= 0.2
+    skipped = json.loads((tmp_path / "scale.json").read_text())["skipped"]
+    assert skipped == {"host, threads, 1": "not done", "host, threads, 2": "no time was left"}
+
+
+def test_more_gpus_than_there_are_are_refused(
+    simulator: Simulator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(scale, "touch_memory", pytest.fail)
+    assert scale.main(["--ranks", "1", "64"]) == 2
+    assert "--ranks 64: there are " in capsys.readouterr().err
+
+
+# Memory that grows
+
+
+class Growing:
+    """A machine whose memory grows by so much whenever it is short, up to a limit."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, most_bytes: int) -> None:
+        self.used_bytes, self.total_bytes, self._most_bytes = 0, 5 * MIB, most_bytes
+        monkeypatch.setattr(host, "STEP_BYTES", MIB)
+        monkeypatch.setattr(host, "LEFT_BYTES", 2 * MIB)
+        monkeypatch.setattr(host, "GROWTH_S", 0.3)
+        monkeypatch.setattr(host, "POLL_S", 0.01)
+        monkeypatch.setattr(host, "host_memory", self._memory)
+        populate = driver.populate
+
+        def touch(address: int, size_bytes: int) -> None:
+            self.used_bytes += size_bytes
+            assert self.used_bytes <= self.total_bytes, "this process would have been killed"
+            populate(address, size_bytes)
+
+        monkeypatch.setattr(driver, "populate", touch)
+
+    def _memory(self) -> HostMemory:
+        available_bytes = self.total_bytes - self.used_bytes
+        self.total_bytes = min(self._most_bytes, self.total_bytes + MIB // 2)
+        return HostMemory(available_bytes, None, "machine")
+
+
+def test_memory_that_grows_is_touched_as_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Growing(monkeypatch, 100 * MIB)
+    assert host.touch_memory(30 * MIB + 1) == 30 * MIB + mmap.PAGESIZE == machine.used_bytes
+
+
+def test_no_more_is_touched_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Growing(monkeypatch, 20 * MIB)
+    assert host.touch_memory(30 * MIB) == 18 * MIB == machine.used_bytes
+    assert host.touch_memory(MIB, time.monotonic()) == 0
