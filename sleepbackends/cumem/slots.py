@@ -80,6 +80,8 @@ class DeviceSlots:
         A failure is logged, and closing again goes on where it was.
         """
         self.addresses = []
+        if not self._undo:
+            return True
         try:
             with self._driver.current(self._device):
                 while self._undo:

@@ -103,6 +103,17 @@ def test_memory_that_the_driver_keeps_is_told_of(
     simulator.reset()
 
 
+def test_slots_that_were_never_taken_do_not_stay(
+    simulator: Simulator, driver: CudaDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    packing = driver.packing(0)
+    assert packing is not None
+    simulator.fail("cuCtxGetCurrent", REFUSED, times=None)
+    with pytest.raises(MechanismError):
+        packing.slots(2, SLOT_BYTES)
+    assert caplog.records == []
+
+
 def test_a_kernel_that_fails_ends_the_context(simulator: Simulator) -> None:
     device = Device(CudaDriver())
     span = device.put(DATA)
