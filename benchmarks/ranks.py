@@ -19,7 +19,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any, Literal
@@ -132,7 +132,7 @@ def _row(times: dict[str, list[float]], count: int) -> dict[str, float]:
     }
 
 
-def markdown(kind: Kind, found: dict[int, dict[str, dict[str, float]]]) -> str:
+def markdown(kind: Kind, found: Mapping[int, Mapping[str, Mapping[str, float]]]) -> str:
     """Write one table."""
     lines = [
         f"| {kind} ranks | call | group, ms | each alone, ms | added, ms | at best | a rank, ms |",

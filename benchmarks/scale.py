@@ -3,9 +3,11 @@
 For each number of GPUs, with one process a GPU and with all in one process: plain pinned copies,
 first touch and registration of host memory, each GPU alone and all at once; first, dirty, clean
 and staged suspends, resumes, releases of the KV cache; a process checkpoint on top; and one rank
-that fails at every step. On a machine without GPUs it runs with small sizes over the host backend.
+that fails at every step. Then what coordination adds for up to 512 simulated ranks. On a
+machine without GPUs it runs with small sizes over the host backend.
 
-    python -m benchmarks.scale --out scale                    # all GPUs there are, 20 minutes
+    python -m benchmarks.scale --out scale                    # all GPUs there are
+    python -m benchmarks.scale --backend cumem --layout processes single --total-s 540 --out scale
     python -m benchmarks.scale --backend cumem --layout processes --ranks 8 --out scale
     python -m benchmarks.scale --backend host --weights-gib 0.01 --kv-gib 0.01 --tensor-mib 1
 """
@@ -31,6 +33,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks import ranks as coordination
 from benchmarks.scaling.host import copy_rates, touch_memory
 from benchmarks.scaling.spec import GIB, LAYOUTS, MIB, ROOT, WHOLE_PROCESS, Spec
 from benchmarks.scaling.tables import has_failed, markdown
@@ -48,12 +51,12 @@ NO_TIME = "no time was left"
 
 def specs(chosen: argparse.Namespace, present: int) -> list[Spec]:
     """List what each process is to measure, in order."""
-    counts = chosen.ranks or [count for count in COUNTS if count <= present]
+    counts = chosen.ranks or [most for most in COUNTS if most <= present]
     return [
         Spec(
             layout,
             backend,
-            ranks,
+            count,
             chosen.weights_gib,
             chosen.kv_gib,
             chosen.tensor_mib,
@@ -64,7 +67,7 @@ def specs(chosen: argparse.Namespace, present: int) -> list[Spec]:
         )
         for backend in chosen.backend
         for layout in chosen.layout
-        for ranks in counts
+        for count in counts
         # Several backends that each take this process would take it from one another.
         if not (WHOLE_PROCESS in backend and layout == "threads")
     ]
@@ -138,14 +141,19 @@ def work(rows: Path, spec: Spec) -> None:
             file.write(f"{json.dumps(found)}\n")
 
     _end_with(sys.stdin.fileno())
-    with open_ranks(spec) as ranks:
-        note(Measurement(ranks, spec, lambda row: note({"row": row.to_json()})).run())
+    with open_ranks(spec) as opened:
+        Measurement(
+            opened,
+            spec,
+            lambda row: note({"row": row.to_json()}),
+            lambda facts: note({"ranks": facts}),
+        ).run()
 
 
-def touch(chosen: argparse.Namespace, ranks: int, give_up: float) -> dict[str, Any]:
+def touch(chosen: argparse.Namespace, count: int, give_up: float) -> dict[str, Any]:
     """Touch as much host memory as so many ranks need; tell how much that was, and is there."""
     each_gib = max(chosen.weights_gib, chosen.plain_gib) + BESIDE_GIB
-    wanted_gib = each_gib * ranks + SLACK_GIB
+    wanted_gib = each_gib * count + SLACK_GIB
     found_gib = touch_memory(int(wanted_gib * GIB), give_up) / GIB
     if found_gib < wanted_gib:
         said = f"the host gave {found_gib:.0f} of {wanted_gib:.0f} GiB: sleeps may find too little"
@@ -164,6 +172,7 @@ def measure(
         "rows": [],
         "places": {},
         "skipped": {},
+        "coordination": {},
     }
     wanted = specs(chosen, present)
     for number, spec in enumerate(wanted, 1):
@@ -173,24 +182,35 @@ def measure(
                 result["rows"].append(found["row"])
             else:
                 result["places"][title] = found["ranks"]
-            if chosen.out:
-                write_rows(chosen.out, result)
+            write_rows(chosen.out, result)
 
         print(f"[{number}/{len(wanted)}] {spec.title}", file=sys.stderr, flush=True)
         left_s = give_up - time.monotonic()
         problem = run(spec, min(chosen.run_timeout_s, left_s), take) if left_s > 0 else NO_TIME
         if problem:
             result["skipped"][spec.title] = problem
-        if chosen.out:
-            write_rows(chosen.out, result)
-            _replace(chosen.out / "scale.md", markdown(result))
+        write(chosen.out, result)
+    for count in chosen.coordination:
+        if time.monotonic() < give_up:
+            result["coordination"][count] = coordination.measure("simulated", count)
+        else:
+            result["skipped"][f"coordination, {count}"] = NO_TIME
+    write(chosen.out, result)
     return result
 
 
-def write_rows(folder: Path, result: dict[str, Any]) -> None:
+def write(folder: Path | None, result: dict[str, Any]) -> None:
+    """Write the rows and the tables, if anywhere."""
+    write_rows(folder, result)
+    if folder is not None:
+        _replace(folder / "scale.md", markdown(result))
+
+
+def write_rows(folder: Path | None, result: dict[str, Any]) -> None:
     """Write what is known so far; whoever ends this process leaves it as it was or as it is."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / "scale.json", json.dumps(result, indent=1) + "\n")
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        _replace(folder / "scale.json", json.dumps(result, indent=1) + "\n")
 
 
 def _replace(path: Path, text: str) -> None:
@@ -250,12 +270,20 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--timeout-s", type=float, default=60.0, help="deadline of each transition")
     add("--run-timeout-s", type=float, default=300.0, help="of each process")
     add("--total-s", type=float, default=math.inf, help="of all; what comes later is left out")
+    add(
+        "--coordination",
+        type=int,
+        nargs="*",
+        default=coordination.RANKS,
+        help="of so many simulated ranks",
+    )
     add("--no-faults", dest="faults", action="store_false", help="let no rank fail")
     add("--out", type=Path, help="write scale.json and scale.md into this folder")
     add("--work", nargs=2, help=argparse.SUPPRESS)
     add("--rank", nargs=3, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     positive = (chosen.weights_gib, chosen.tensor_mib, chosen.plain_gib, *(chosen.ranks or ()))
+    positive = (*positive, *chosen.coordination)
     if min(*positive, chosen.rounds, chosen.timeout_s, chosen.run_timeout_s, chosen.total_s) <= 0:
         parser.error("all sizes and numbers must be positive")
     if chosen.kv_gib < 0:

@@ -62,16 +62,21 @@ class Measurement:
         What to measure.
     emit : Emit
         Is given each row.
+    tell : callable
+        Is given what was found out about the ranks, before one of them is made to fail.
     """
 
-    def __init__(self, ranks: Ranks, spec: Spec, emit: Emit) -> None:
+    def __init__(
+        self, ranks: Ranks, spec: Spec, emit: Emit, tell: Callable[[list[dict[str, Any]]], None]
+    ) -> None:
         self._ranks = ranks
         self._spec = spec
         self._emit = emit
+        self._tell = tell
         self._changes = 0
 
-    def run(self) -> dict[str, Any]:
-        """Measure everything; return what was found out about the ranks.
+    def run(self) -> None:
+        """Measure everything.
 
         Raises
         ------
@@ -88,12 +93,11 @@ class Measurement:
         ) as orchestrator:
             for number in range(self._spec.rounds):
                 self._round(orchestrator, number)
-            arenas = self._ranks.call("arena")
+            for fact, arena in zip(facts, self._ranks.call("arena"), strict=True):
+                fact["arena_gib"] = {f"node {node}": size / GIB for node, size in arena.items()}
+            self._tell(facts)
             if self._spec.faults and not self._whole_process and self._spec.layout != "single":
                 self._faults(orchestrator)
-        for fact, arena in zip(facts, arenas, strict=True):
-            fact["arena_gib"] = {f"node {node}": size / GIB for node, size in arena.items()}
-        return {"ranks": facts}
 
     @property
     def _whole_process(self) -> bool:
@@ -203,8 +207,10 @@ class Measurement:
         else:
             raise RuntimeError(f"{name}: the transition went well")
         seconds = time.perf_counter() - started
-        if not lost:
-            self._ranks.group.refresh()
+        if lost:
+            self._ranks.group.forget_lost()
+        # What was heard of the others may be older than what they did.
+        self._ranks.group.refresh()
         self._row(name, number, seconds, outcome=self._outcome())
 
     def _outcome(self) -> str:

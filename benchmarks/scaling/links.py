@@ -1,4 +1,4 @@
-"""What a sleep is made of, plainly: touching host memory, registering it, copying.
+"""What a sleep is made of, plainly: touching and registering host memory, copying, mapping.
 
 Each step is timed on one rank alone and on all at once, with the clock that all processes of
 a machine have in common, so that it can be told which of them many ranks wait for.
@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from benchmarks.scaling.spec import GIB, Spec
+from sleepbackends.cumem.slots import DeviceSlots
 from sleepbackends.hostmemory import driver as host
 from sleepbackends.vmm import arena
 from sleepbackends.vmm.near import Near
@@ -20,8 +21,11 @@ from sleepbackends.vmm.touch import touch
 Span = tuple[float, float]
 """When something began and ended, in seconds of the machine's monotonic clock."""
 
-DEVICE_STEPS = ("touch", "register", "copy_down", "copy_up")
+DEVICE_STEPS = ("touch", "register", "copy_down", "copy_up", "map", "unmap")
 HOST_STEPS = ("touch", "copy_down", "copy_up")
+
+MAPPED_BYTES = 256 << 20
+"""How much device memory is mapped by one call."""
 
 
 class Link(Protocol):
@@ -41,6 +45,14 @@ class Link(Protocol):
 
     def copy_up(self) -> None:
         """Copy from the host to the rank."""
+        ...
+
+    def map(self) -> None:
+        """Have as much memory of the device again, mapped as a resume does it."""
+        ...
+
+    def unmap(self) -> None:
+        """Give that back."""
         ...
 
     def close(self) -> None:
@@ -95,6 +107,8 @@ class HostLink:
     def register(self) -> None:
         """Do nothing: no driver is asked."""
 
+    map = unmap = register
+
     def copy_down(self) -> None:
         """Copy from the first to the second."""
         self._copy(*self._memory)
@@ -135,6 +149,7 @@ class DeviceLink:
         self._near = Near(self._driver)
         self._host = _mapped(size_bytes)
         self._pinned: list[int] = []
+        self._slots: list[DeviceSlots] = []
         with self._driver.current(device):
             self._memory = int(self._driver.call(self._cu.cuMemAlloc, size_bytes))
 
@@ -175,8 +190,20 @@ class DeviceLink:
                 lane.to_device(self._memory + address - self._host, address, size)
         lane.wait()
 
+    def map(self) -> None:
+        """Take physical memory and map it, piece by piece."""
+        for at in range(0, self._size_bytes, MAPPED_BYTES):
+            piece_bytes = min(MAPPED_BYTES, self._size_bytes - at)
+            self._slots.append(DeviceSlots(self._driver, self._device, 1, piece_bytes))
+
+    def unmap(self) -> None:
+        """Unmap it and give it back."""
+        while self._slots:
+            self._slots.pop().close()
+
     def close(self) -> None:
         """Give everything back."""
+        self.unmap()
         for address in self._pinned:
             self._driver.unpin(address)
         with self._driver.current(self._device):

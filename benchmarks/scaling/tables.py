@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
+from benchmarks import ranks as coordination
 from benchmarks.scaling.cases import (
     CASES,
     PLAIN_ALONE,
@@ -20,7 +21,16 @@ PLAIN = {
     "copy_up": "plain copies up",
     "touch": "first touch",
     "register": "registration",
+    "map": "mapping of device memory",
+    "unmap": "unmapping",
 }
+DRIVER = {
+    "first": {"its registration by the driver": "register", "unmapping by the driver": "unmap"},
+    "dirty": {"unmapping by the driver": "unmap"},
+    "resume": {"mapping by the driver": "map"},
+}
+"""What the driver does for a transition, and the plain step that it is measured by. It lets
+few in at a time: what all do at once is then not faster than what one does alone."""
 WHOLE = {"first": "copy_down", "dirty": "copy_down", "resume": "copy_up"}
 """Cases in which all bytes of the weights cross the link, and the plain copy next to them."""
 
@@ -93,6 +103,8 @@ def markdown(result: Mapping[str, Any]) -> str:
     parts += _limits(figures, host_gib_s)
     parts += _faults(figures, result["timeout_s"])
     parts += _places(result["places"])
+    if result["coordination"]:
+        parts += ["### Coordination", coordination.markdown("simulated", result["coordination"])]
     if result["skipped"]:
         notes = (f"- {title}: {why}" for title, why in result["skipped"].items())
         parts.append("Not measured, or not to the end:\n\n" + "\n".join(notes))
@@ -146,22 +158,32 @@ def _transitions(figures: Figures, backend: str, layout: str) -> str:
             row = figures.median(backend=backend, layout=layout, ranks=ranks, case=case)
             if row is not None:
                 lines.append(_line([meaning, ranks, *_cells(figures, row)]))
-    head = ["", "ranks", "all, s", "each rank, s", "GiB/s in all", "share of the links"]
+    head = [
+        "",
+        "ranks",
+        "all, s",
+        "each rank, s",
+        "GiB/s in all",
+        "times one",
+        "share of the links",
+    ]
     return f"### {backend}: {LAYOUTS[layout]}\n\n{_table(head, lines)}"
 
 
 def _cells(figures: Figures, row: Row) -> list[str]:
     each = (
         [seconds_text(s) for s in (min(row.rank_seconds), max(row.rank_seconds))]
-        if (row.rank_seconds)
+        if row.rank_seconds
         else []
     )
     cells = [seconds_text(row.seconds), " to ".join(dict.fromkeys(each))]
     if row.case not in WHOLE:
-        return [*cells, "", ""]
+        return [*cells, "", "", ""]
+    one = figures.median(backend=row.backend, layout=row.layout, ranks=1, case=row.case)
+    times_one = f"{row.gib_s / one.gib_s:.2f}" if one else ""
     links = figures.alone_gib_s(row.layout, row.ranks, WHOLE[row.case])
     share = f"{row.gib_s / links:.0%}" if links else ""
-    return [*cells, f"{row.gib_s:.1f}", share]
+    return [*cells, f"{row.gib_s:.1f}", times_one, share]
 
 
 def limits(figures: Figures, row: Row, host_gib_s: Mapping[str, float]) -> list[Limit]:
@@ -173,9 +195,8 @@ def limits(figures: Figures, row: Row, host_gib_s: Mapping[str, float]) -> list[
     }
     if row.case == "first":
         found["first touch of host memory"] = figures.at_once_gib_s(row.layout, row.ranks, "touch")
-        found["its registration by the driver"] = figures.at_once_gib_s(
-            row.layout, row.ranks, "register"
-        )
+    for name, step in DRIVER[row.case].items():
+        found[name] = figures.at_once_gib_s(row.layout, row.ranks, step)
     # What a device copies is read or written in host memory, not both.
     host = 2 * host_gib_s["all"] if "all" in host_gib_s else 2 * max(host_gib_s.values(), default=0)
     if host > (found["the links, used at once"] or 0):

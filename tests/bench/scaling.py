@@ -34,8 +34,10 @@ def check_rows(rows: Sequence[Row], spec: Spec, cases: set[str]) -> None:
         assert len(faults) == len(FAULTS) + killed
 
 
-def measured(spec: Spec) -> tuple[list[Row], dict[str, Any]]:
+def measured(spec: Spec) -> tuple[list[Row], list[dict[str, Any]]]:
+    """Return the rows, and what was found out about the ranks."""
     rows: list[Row] = []
+    found: list[dict[str, Any]] = []
     with open_ranks(spec) as ranks:
-        found = Measurement(ranks, spec, rows.append).run()
+        Measurement(ranks, spec, rows.append, found.extend).run()
     return rows, found

@@ -12,8 +12,9 @@ import pytest
 
 from benchmarks import scale
 from benchmarks.scaling import tables
-from benchmarks.scaling.cases import CASES
+from benchmarks.scaling.cases import CASES, PLAIN_ALONE, PLAIN_AT_ONCE
 from benchmarks.scaling.host import bytes_by_node, copy_rates
+from benchmarks.scaling.links import DEVICE_STEPS
 from benchmarks.scaling.rank import RawWeights
 from benchmarks.scaling.spec import GIB, LAYOUTS, MIB, ROOT, Row, Spec
 from benchmarks.scaling.tables import Figures, limits
@@ -34,7 +35,8 @@ SIZES = ["--weights-gib", "0.002", "--kv-gib", "0.001", "--tensor-mib", "0.5", "
 def test_two_ranks_on_the_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["processes", "threads", "single"]
     arguments = ["--backend", "host", "--ranks", "2", "--layout", *names, *SIZES]
-    assert scale.main([*arguments, "--out", str(tmp_path / "out")]) == 0
+    out = ["--coordination", "2", "--out", str(tmp_path / "out")]
+    assert scale.main([*arguments, *out]) == 0
     text = (tmp_path / "out/scale.md").read_text()
     assert capsys.readouterr().out == text + "\n"
     result = json.loads((tmp_path / "out/scale.json").read_text())
@@ -51,6 +53,7 @@ def test_two_ranks_on_the_host(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "| host, processes | 2 | suspend: killed while it saves | all awake |" in text
     assert " NO |" not in text
     assert "### What limits it" in text
+    assert "| 2 | suspend |" in text.partition("### Coordination")[2]
 
 
 @pytest.mark.parametrize("layout", ["threads", "single"])
@@ -64,9 +67,11 @@ def test_two_simulated_gpus(
     check_rows(rows, spec, set(CASES))
     clean = [row for row in rows if row.case in ("clean", "staged")]
     assert {row.copied_bytes for row in clean} == {0}
-    assert {row.case for row in rows} >= {"alone_register", "at_once_register"}
-    assert [rank["gpu"] for rank in found["ranks"]] == ["0000:10:00.0", "0000:11:00.0"]
-    nodes = found["ranks"][0]["arena_gib"]
+    assert {row.case for row in rows} >= {
+        kind + step for kind in (PLAIN_ALONE, PLAIN_AT_ONCE) for step in DEVICE_STEPS
+    }
+    assert [rank["gpu"] for rank in found] == ["0000:10:00.0", "0000:11:00.0"]
+    nodes = found[0]["arena_gib"]
     assert sum(nodes.values()) >= spec.weights_bytes / GIB
     usage = simulator.process_usage()
     assert (usage.pinned_bytes, usage.live_streams) == (0, 0)
@@ -140,7 +145,9 @@ def row(case: str, seconds: float, gib: float = 16.0, **more: Any) -> Row:
     return Row("processes", "cumem", 8, case, 0, seconds, size_bytes=int(gib * GIB), **more)
 
 
-def rows(at_once_s: float, register_s: float = 0.1, reached_s: float = 0.66) -> list[Row]:
+def rows(
+    at_once_s: float, register_s: float = 0.1, reached_s: float = 0.66, map_s: float = 0.01
+) -> list[Row]:
     """Eight links of 50 GiB/s each, and as many seconds as said for all at once."""
     alone = [0.32] * 8
     plain = [
@@ -151,7 +158,12 @@ def rows(at_once_s: float, register_s: float = 0.1, reached_s: float = 0.66) -> 
     ready = [
         row(f"{kind}{step}", seconds, gib=4.0, rank_seconds=[seconds] * 8)
         for kind in ("alone_", "at_once_")
-        for step, seconds in (("touch", 0.1), ("register", register_s))
+        for step, seconds in (
+            ("touch", 0.1),
+            ("register", register_s),
+            ("map", map_s),
+            ("unmap", 0.01),
+        )
     ]
     return [*plain, *ready, *(row(case, reached_s) for case in ("first", "dirty", "resume"))]
 
@@ -164,6 +176,8 @@ def rows(at_once_s: float, register_s: float = 0.1, reached_s: float = 0.66) -> 
         (rows(0.64), 400, "resume", "the links, used at once", 200),
         (rows(0.64, register_s=0.32), 400, "first", "its registration by the driver", 100),
         (rows(0.64), 400, "first", "the links, used at once", 200),
+        (rows(0.64, map_s=0.32), 400, "resume", "mapping by the driver", 100),
+        (rows(0.64, map_s=0.32), 400, "dirty", "the links, used at once", 200),
         (rows(0.64), 110, "dirty", "the links, used at once", 200),
         (rows(0.64), 90, "dirty", "the links, used at once", 200),
     ],
@@ -188,6 +202,7 @@ def result(found: Sequence[Row], **more: Any) -> dict[str, Any]:
         "rows": [dataclasses.asdict(each) for each in found],
         "places": {},
         "skipped": {},
+        "coordination": {},
         **more,
     }
 
@@ -196,11 +211,13 @@ def test_the_tables() -> None:
     rank = {"rank": 5, "pid": 1, "gpu": "0000:3B:00.0", "gpu_node": 1}
     places = {"cumem, processes, 8": [{**rank, "arena_gib": {"node 1": 16.0}}]}
     fault = row("suspend: save", 0.5, outcome="all awake")
-    lines = tables.markdown(result([*rows(0.64), fault], places=places)).splitlines()
+    one = dataclasses.replace(row("dirty", 0.34), ranks=1)
+    lines = tables.markdown(result([*rows(0.64), one, fault], places=places)).splitlines()
     for line in (
         "| plain copies down | 8 | 400.0 | 200.0 | 50% |",
         "| first touch | 8 | 320.0 | 320.0 | 100% |",
-        "| suspend, every byte of the weights changed | 8 | 0.660 |  | 193.9 | 48% |",
+        "| suspend, every byte of the weights changed | 1 | 0.340 |  | 47.1 | 1.00 |  |",
+        "| suspend, every byte of the weights changed | 8 | 0.660 |  | 193.9 | 4.12 | 48% |",
         "| cumem, processes | dirty | 8 | 193.9 | the links, used at once | 200.0 | 97% |",
         "| cumem, processes | 8 | suspend: save | all awake | 0.500 | yes |",
         "| cumem, processes, 8 | 5 | 0000:3B:00.0 | 1 | node 1: 16.00 GiB |",
@@ -258,6 +275,6 @@ def test_the_page_names_what_the_script_names() -> None:
     for layout in LAYOUTS:
         assert f"| `{layout}` | " in text
     found = rows(0.64)
-    (first,) = [each for each in found if each.case == "first"]
-    for need in limits(Figures(found), first, {"all": 400.0}):
-        assert f"| {need.name} | " in text
+    for transition in (each for each in found if each.case in tables.WHOLE):
+        for need in limits(Figures(found), transition, {"all": 400.0}):
+            assert f"| {need.name} | " in text

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -17,7 +18,9 @@ import pytest
 
 from benchmarks import scale
 from benchmarks.scaling import host, layouts
+from benchmarks.scaling.cases import Measurement
 from benchmarks.scaling.spec import MIB, ROOT, Row, Spec
+from sleepbackends import RankLostError
 from sleepbackends.host_limits import HostMemory
 from sleepbackends.hostmemory import driver
 from tests.native.fixtures import kernel_images, native_library, simulator
@@ -37,6 +40,38 @@ def test_processes_that_do_not_end_are_waited_for_together() -> None:
     layouts._end(sleeping, 0.5)
     assert time.monotonic() - started < 1.2
     assert {process.returncode for process in sleeping} == {-signal.SIGKILL}
+
+
+class Group:
+    """Two ranks, of which one dies while both begin to sleep, as is heard later."""
+
+    lost_ranks: tuple[int, ...] = ()
+    asleep_bytes = 0
+
+    def suspend(self) -> None:
+        self.lost_ranks = (1,)
+        raise RankLostError("rank 1 has gone")
+
+    def forget_lost(self) -> None:
+        self.lost_ranks = ()
+
+    def refresh(self) -> None:
+        assert not self.lost_ranks
+        self.asleep_bytes = 7
+
+    def state(self) -> Any:
+        state = SimpleNamespace(asleep_bytes=self.asleep_bytes, mapped_bytes=7 - self.asleep_bytes)
+        return SimpleNamespace(ranks={0: state})
+
+
+def test_where_the_others_are_is_asked_once_a_rank_was_killed() -> None:
+    group = Group()
+    ranks = layouts.Ranks(group, 2, lambda *_: [], in_processes=True)
+    found: list[Row] = []
+    spec = Spec("processes", "host", 2)
+    measurement = Measurement(ranks, spec, found.append, lambda facts: None)
+    measurement._fails("suspend: killed", 0, group.suspend)
+    assert [row.outcome for row in found] == ["all asleep"]
 
 
 @needs_gloo
@@ -97,6 +132,7 @@ def arguments(folder: Path, *more: str) -> list[str]:
         "2",
         "--layout",
         "threads",
+        "--coordination",
         "--out",
         str(folder),
         *more,
