@@ -9,9 +9,10 @@ import pytest
 
 from sleepbackends.cumem import packing as cuda_packing
 from sleepbackends.cumem.backend import CumemBackend
+from sleepbackends.cumem.driver import CudaDriver
 from sleepbackends.errors import DeviceMemoryError, HostMemoryError, NoRoomError
 from sleepbackends.policies import Policies, Policy, TagPolicy
-from sleepbackends.vmm import disk, places
+from sleepbackends.vmm import disk, places, saving
 from sleepbackends.vmm.joined import Joined
 from sleepbackends.vmm.packing.layout import Choice
 from tests.cumem.packed_sleeps import (
@@ -282,6 +283,35 @@ def test_a_kernel_loaded_first_on_a_full_device_is_not_taken_from_the_sleeper(
     simulator.set_budget_bytes(None)
     filled.refill("weights", 2)
     assert backend.suspend(1).spared_bytes > 0
+
+
+def test_kernels_that_find_no_room_are_not_loaded_in_place_of_the_sleeper(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is some once the first blocks were unmapped, which a resume needs for them."""
+    monkeypatch.setattr(saving, "BATCH_CHUNKS", 4)
+    backend = make()
+    filled = Filled(backend, "weights", WHOLE)
+    real, tried = cuda_packing.CudaPacking, list[int]()
+
+    def load(driver: CudaDriver, device: int) -> cuda_packing.CudaPacking:
+        tried.append(device)
+        if len(tried) % 2:
+            raise DeviceMemoryError("nothing left")
+        return real(driver, device)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda_packing, "CudaPacking", load)
+        for number in (1, 2):
+            tried.clear()
+            assert backend.suspend(1).spared_bytes == 0
+            assert tried == [0], "before anything was unmapped"
+            backend.resume()
+            assert filled.is_as_written()
+            filled.refill("weights", 1 + number)
+    assert backend.suspend(1).spared_bytes > 0
+    backend.resume()
+    assert filled.is_as_written()
 
 
 def test_more_and_less_room_by_turns_is_not_more_than_there_is_of_it(make: Make) -> None:

@@ -83,13 +83,13 @@ class Packer:
         """Have what the driver needs to pack, while nothing depends on the memory it takes.
 
         It keeps that: were it taken from what a suspend has just given up, there might not be
-        enough to resume. Tells whether it is there, or nothing is packed anyway.
+        enough to resume. Tells whether it is there, or nothing is large enough to be packed.
         """
         if device in self._ready or self._largest_bytes(device) < LEAST_BYTES:
             return True
         packing = self.packing(device)
         if packing is None:
-            return True
+            return False
         try:
             packing.survey([Span(0, 0)]).result()
         except SleepBackendsError as error:
@@ -126,8 +126,10 @@ class Packer:
         found: list[Choice | None] = [None] * len(spans)
         large = [number for number, span in enumerate(spans) if span.size_bytes >= LEAST_BYTES]
         benches = self.beside if beside else self.benches
-        packing = self.packing(device) if large else None
-        if packing is None or benches.get(device, packing) is None:
+        if not large or (device in benches and benches[device] is None):
+            return found
+        packing = self.packing(device)
+        if packing is None:
             return found
         try:
             pending = packing.survey([spans[number] for number in large])
