@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sleepbackends.cumem.lanes import CudaEvent, CudaLane
 from sleepbackends.cumem.tables import Part, Row, Tables
-from sleepbackends.errors import SleepBackendsError
+from sleepbackends.errors import ClosedError, SleepBackendsError
 
 if TYPE_CHECKING:
     from sleepbackends.cumem.driver import CudaDriver
@@ -61,6 +61,7 @@ class Batches:
         self._lock = lock
         self._tables = Tables(driver, device)
         self._lane: CudaLane | None = None
+        self._is_open = True
 
     def prepare(self, count: int) -> None:
         """Have room for so many rows.
@@ -97,7 +98,12 @@ class Batches:
         ------
         DeviceMemoryError, MechanismError
             If there is no room or the driver refuses; nothing is under way.
+        ClosedError
+            If the kernels went with their driver; nothing is under way.
         """
+        # The driver crashes on a kernel that was unloaded.
+        if not self._is_open:
+            raise ClosedError("the kernels were closed with their backend", hint="create a new one")
         lane = self._find_lane()
         part = self._tables.take(len(rows))
         part.write(rows)
@@ -132,6 +138,7 @@ class Batches:
 
     def close(self) -> None:
         """Give everything back, once the lane is done; a failure is logged."""
+        self._is_open = False
         try:
             if self._lane is not None:
                 self._lane.wait()

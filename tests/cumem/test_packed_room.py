@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import pytest
 
 from sleepbackends.cumem import packing as cuda_packing
 from sleepbackends.cumem.backend import CumemBackend
+from sleepbackends.cumem.batches import Found
 from sleepbackends.cumem.driver import CudaDriver
 from sleepbackends.errors import DeviceMemoryError, HostMemoryError, NoRoomError
 from sleepbackends.policies import Policies, Policy, TagPolicy
 from sleepbackends.vmm import disk, places, saving
+from sleepbackends.vmm.fingerprint import Span
 from sleepbackends.vmm.joined import Joined
-from sleepbackends.vmm.packing.layout import Choice
+from sleepbackends.vmm.packing.layout import Choice, Layout
 from tests.cumem.packed_sleeps import (
     CHUNK,
     TABLES_BYTES,
@@ -144,6 +147,28 @@ def test_a_guess_that_was_too_low_and_no_room_for_more(make: Make) -> None:
     assert filled.is_as_written()
 
 
+@pytest.mark.parametrize("staged", [False, True])
+def test_what_would_take_more_packed_is_copied_as_it_is(
+    make: Make, monkeypatch: pytest.MonkeyPatch, staged: bool
+) -> None:
+    """However large the slots are, and whatever a sample lets hope for."""
+    hope = Choice(Layout(2, 1, 0), 0)
+
+    def survey(_: cuda_packing.CudaPacking, spans: Sequence[Span]) -> Found[list[Choice]]:
+        return Found([hope] * len(spans))
+
+    monkeypatch.setattr(cuda_packing.CudaPacking, "survey", survey)
+    backend = make(share_below_bytes=0)
+    filled = [Filled(backend, "random", 0.6), Filled(backend, "constant", 1)]
+    filled[1].write(bytes(CHUNK))
+    if staged:
+        backend.stage(background=False, limit_gib_s=1000.0).wait(60)
+    backend.suspend(1)
+    assert sorted(saved_as(backend)) == [False, True]
+    backend.resume()
+    assert all(each.is_as_written() for each in filled)
+
+
 def test_a_disk_with_room_for_the_packed_bytes_only(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,7 +240,7 @@ def test_slots_give_way_to_what_is_woken(simulator: Simulator, make: Make) -> No
     simulator.set_budget_bytes(used - 1)
     with pytest.raises(DeviceMemoryError) as caught:
         backend.resume()
-    assert caught.value.available_bytes == (used - 1 - TABLES_BYTES) // 1, "no slots were held"
+    assert caught.value.available_bytes == used - 1 - TABLES_BYTES, "no slots were held"
     simulator.set_budget_bytes(used)
     backend.resume()
     assert filled.is_as_written()
@@ -272,16 +297,32 @@ def test_slots_that_a_driver_does_not_let_go_of_go_later(
 
 
 def test_a_kernel_loaded_first_on_a_full_device_is_not_taken_from_the_sleeper(
-    simulator: Simulator, make: Make
+    simulator: Simulator, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = make()
-    filled = Filled(backend, "weights", WHOLE)
-    leave(simulator, CHUNK)  # for fingerprints, and nothing else
+    """Nor once the first blocks were unmapped, which makes room for what it needs."""
+    monkeypatch.setattr(saving, "BATCH_CHUNKS", 4)
+    backend = make(share_below_bytes=0)
+    filled = [Filled(backend, "weights", 2, number) for number in range(WHOLE // 2)]
+    with monkeypatch.context() as patch:
+        patch.setattr(backend.cuda, "packing", lambda device: None)
+        backend.suspend(1)  # what fingerprints need is there from now on
+        backend.resume()
+    leave(simulator, 0)
+    real = cuda_packing.CudaPacking.survey
+
+    def survey(packing: cuda_packing.CudaPacking, spans: Sequence[Span]) -> Any:
+        backend.cuda.synchronize(0)  # so that what was copied before is unmapped
+        return real(packing, spans)
+
+    monkeypatch.setattr(cuda_packing.CudaPacking, "survey", survey)
+    for number, each in enumerate(filled):
+        each.refill("weights", 10 + number)
     assert backend.suspend(1).spared_bytes == 0
     backend.resume()
-    assert filled.is_as_written()
+    assert all(each.is_as_written() for each in filled)
+    for number, each in enumerate(filled):
+        each.refill("weights", 20 + number)
     simulator.set_budget_bytes(None)
-    filled.refill("weights", 2)
     assert backend.suspend(1).spared_bytes > 0
 
 

@@ -13,6 +13,7 @@ from sleepbackends.cumem.driver import CudaDriver
 from sleepbackends.errors import ClosedError, DeviceMemoryError, MechanismError, RequestError
 from sleepbackends.vmm.fingerprint import Span
 from sleepbackends.vmm.packing.layout import HEADER_BYTES, MOST_BYTES, Header, Layout
+from tests.cumem.hashed import usage
 from tests.cumem.packed import Device, device, driver, escapes, packed, triple
 from tests.native.fixtures import DEVICES, GRANULE_BYTES
 from tests.packing import CONTENTS, contents, reference_survey
@@ -149,12 +150,12 @@ def test_what_is_refused_before_anything_is_queued(simulator: Simulator, device:
             packing.count([span, wrong], [layout] * 2)
         with pytest.raises(RequestError):
             packing.unpack(lane, span, wrong)
-        with pytest.raises(RequestError):
-            packing.unpack(lane, wrong._replace(size_bytes=room), span._replace(size_bytes=2**33))
     with pytest.raises(RequestError):
         packing.pack(lane, span, layout, device.target + 8, room)
     with pytest.raises(RequestError, match="have room for 752 and each escape"):
         packing.pack(lane, span, layout, device.target, layout.packed_bytes(1000, 0) - 1)
+    with pytest.raises(RequestError, match="cannot be packed"):
+        packing.unpack(lane, Span(device.target + 8, room), span)
     with pytest.raises(RequestError, match="no packed ones"):
         packing.unpack(lane, Span(device.target, HEADER_BYTES - 1), span)
     other = device.driver.lane(1, "pack")
@@ -267,6 +268,19 @@ def test_closing_ends_what_was_not_asked_for(device: Device) -> None:
     with pytest.raises(ClosedError, match="went with their driver"):
         pending.result()
     assert read.result() == [escapes(data, layout)]
+
+
+def test_once_its_driver_is_closed_it_takes_nothing(simulator: Simulator, device: Device) -> None:
+    layout, span = LAYOUTS[0], device.put(contents("weights", 1000, 1))
+    device.driver.close()
+    used = usage(simulator)
+    with pytest.raises(ClosedError):
+        device.packing.count([span], [layout])
+    with pytest.raises(ClosedError):
+        device.packing.survey([span])
+    with pytest.raises(ClosedError):
+        device.packing.unpack(device.lane, Span(device.target, 4096), span)
+    assert usage(simulator) == used
 
 
 def test_threads_share_it(device: Device) -> None:
