@@ -46,6 +46,12 @@ BESIDE_GIB = 4.0
 """How much host memory a rank needs besides its weights: its process, and a checkpoint of it."""
 
 SLACK_GIB = 8.0
+TOUCH_SHARE = 0.25
+"""How much of the time may go by while host memory is touched."""
+
+END_S = 60.0
+"""How long that may take to begin, and to give the memory back."""
+
 NO_TIME = "no time was left"
 
 
@@ -151,14 +157,37 @@ def work(rows: Path, spec: Spec) -> None:
 
 
 def touch(chosen: argparse.Namespace, count: int, give_up: float) -> dict[str, Any]:
-    """Touch as much host memory as so many ranks need; tell how much that was, and is there."""
+    """Touch as much host memory as so many ranks need; tell how much that was, and is there.
+
+    In a process of its own: what is registered needs a GPU's context, which would stay.
+    """
     each_gib = max(chosen.weights_gib, chosen.plain_gib) + BESIDE_GIB
     wanted_gib = each_gib * count + SLACK_GIB
-    found_gib = touch_memory(int(wanted_gib * GIB), give_up) / GIB
+    seconds = min(chosen.run_timeout_s, TOUCH_SHARE * (give_up - time.monotonic()))
+    command = [sys.executable, "-m", "benchmarks.scale", "--touch", str(wanted_gib), str(seconds)]
+    found_gib = 0.0
+    with suppress(subprocess.TimeoutExpired):
+        done = subprocess.run(  # noqa: S603 - runs this module
+            command,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=max(0.0, seconds) + END_S,
+        )
+        found_gib = float(done.stdout or 0)
     if found_gib < wanted_gib:
         said = f"the host gave {found_gib:.0f} of {wanted_gib:.0f} GiB: sleeps may find too little"
         print(said, file=sys.stderr, flush=True)
     return {"touched_gib": round(found_gib), **_host_memory()}
+
+
+def touch_here(wanted_gib: float, seconds: float) -> float:
+    """Be the process that touches; return how many GiB there were."""
+    from sleepbackends.cumem.driver import CudaDriver
+
+    until = time.monotonic() + seconds
+    return touch_memory(int(wanted_gib * GIB), until, CudaDriver()) / GIB
 
 
 def measure(
@@ -281,6 +310,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--out", type=Path, help="write scale.json and scale.md into this folder")
     add("--work", nargs=2, help=argparse.SUPPRESS)
     add("--rank", nargs=3, help=argparse.SUPPRESS)
+    add("--touch", nargs=2, type=float, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     positive = (chosen.weights_gib, chosen.tensor_mib, chosen.plain_gib, *(chosen.ranks or ()))
     positive = (*positive, *chosen.coordination)
@@ -303,6 +333,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         number, rendezvous, spec = chosen.rank
         serve(Spec(**json.loads(spec)), int(number), rendezvous)
+        return 0
+    if chosen.touch:
+        print(touch_here(*chosen.touch))
         return 0
     on_gpus = any(backend.startswith("cumem") for backend in chosen.backend)
     try:

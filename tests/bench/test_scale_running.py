@@ -21,11 +21,12 @@ from benchmarks.scaling import host, layouts
 from benchmarks.scaling.cases import Measurement
 from benchmarks.scaling.spec import MIB, ROOT, Row, Spec
 from sleepbackends import RankLostError
+from sleepbackends.cumem.driver import CudaDriver
 from sleepbackends.host_limits import HostMemory
 from sleepbackends.hostmemory import driver
 from tests.native.fixtures import kernel_images, native_library, simulator
 from tests.ranks.test_torch_distributed import needs_gloo
-from tests.simulators.cuda import Simulator
+from tests.simulators.cuda import Simulator, build, environment
 
 __all__ = ["kernel_images", "native_library", "simulator"]
 
@@ -173,7 +174,7 @@ def test_a_run_stops_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_more_gpus_than_there_are_are_refused(
     simulator: Simulator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(scale, "touch_memory", pytest.fail)
+    monkeypatch.setattr(scale, "touch", pytest.fail)
     assert scale.main(["--ranks", "1", "64"]) == 2
     assert "--ranks 64: there are " in capsys.readouterr().err
 
@@ -215,3 +216,36 @@ def test_no_more_is_touched_than_there_is(monkeypatch: pytest.MonkeyPatch) -> No
     machine = Growing(monkeypatch, 20 * MIB)
     assert host.touch_memory(30 * MIB) == 18 * MIB == machine.used_bytes
     assert host.touch_memory(MIB, time.monotonic()) == 0
+
+
+def test_memory_is_registered_too_as_far_as_that_is_allowed(
+    monkeypatch: pytest.MonkeyPatch, simulator: Simulator
+) -> None:
+    Growing(monkeypatch, 100 * MIB)
+    gpu, pinned = CudaDriver(), list[int]()
+    real = gpu.pin
+
+    def pin(address: int, size_bytes: int) -> None:
+        real(address, size_bytes)
+        pinned.append(size_bytes)
+
+    monkeypatch.setattr(gpu, "pin", pin)
+    simulator.set_pinned_limit_bytes(3 * MIB)
+    assert host.touch_memory(2 * MIB, driver=gpu) == 2 * MIB == sum(pinned)
+    assert host.touch_memory(9 * MIB, driver=gpu) == 9 * MIB
+    assert sum(pinned) == 5 * MIB
+    assert simulator.process_usage().pinned_bytes == 0
+
+
+def test_memory_is_touched_in_a_process_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, simulator: Simulator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in environment(build().parent).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(scale, "SLACK_GIB", 0.0)
+    monkeypatch.setattr(scale, "BESIDE_GIB", 0.01)
+    chosen = scale.parse(["--weights-gib", "0.01", "--plain-gib", "0.01"])
+    assert scale.touch(chosen, 2, time.monotonic() + 60)["touched_gib"] == 0
+    assert capsys.readouterr().err == ""
+    scale.touch(chosen, 2, time.monotonic())
+    assert "the host gave 0 of 0 GiB" in capsys.readouterr().err
