@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from statistics import median
 from typing import NamedTuple
 
-from sleepbackends.bench.machine import touch_host_memory
+from sleepbackends.bench.host_memory import touch_host_memory
 from sleepbackends.cumem.driver import CudaDriver
 from sleepbackends.cumem.probing import probe
 from sleepbackends.vmm import arena

@@ -20,7 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
-from sleepbackends.bench.machine import describe, machine, touch_host_memory
+from sleepbackends.bench.host_memory import touch_host_memory
+from sleepbackends.bench.machine import describe, machine
 from sleepbackends.bench.request import Request
 from sleepbackends.bench.tables import machine_text
 from sleepbackends.cumem.backend import CumemBackend

@@ -34,7 +34,7 @@ from typing import Any
 import psutil
 
 from benchmarks import ranks as coordination
-from benchmarks.scaling.host import copy_rates, touch_memory
+from benchmarks.scaling.host import copy_rates
 from benchmarks.scaling.spec import GIB, LAYOUTS, MIB, ROOT, WHOLE_PROCESS, Spec
 from benchmarks.scaling.tables import has_failed, markdown
 from sleepbackends.errors import BackendUnavailableError
@@ -184,10 +184,11 @@ def touch(chosen: argparse.Namespace, count: int, give_up: float) -> dict[str, A
 
 def touch_here(wanted_gib: float, seconds: float) -> float:
     """Be the process that touches; return how many GiB there were."""
+    from sleepbackends.bench.host_memory import touch_host_memory
     from sleepbackends.cumem.driver import CudaDriver
 
     until = time.monotonic() + seconds
-    return touch_memory(int(wanted_gib * GIB), until, CudaDriver()) / GIB
+    return touch_host_memory(int(wanted_gib * GIB), CudaDriver(), until=until) / GIB
 
 
 def measure(

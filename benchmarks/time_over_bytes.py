@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sleepbackends.bench.machine import describe, machine, touch_host_memory
+from sleepbackends.bench.host_memory import touch_host_memory
+from sleepbackends.bench.machine import describe, machine
 from sleepbackends.bench.page import page
 from sleepbackends.bench.request import Request, Spec
 from sleepbackends.bench.rows import OURS, PLAIN_COPY, Row, link_rates

@@ -244,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if find_spec("vllm") is None:
         print("vLLM is not installed here", file=sys.stderr)
         return 2
-    from sleepbackends.bench.machine import touch_host_memory
+    from sleepbackends.bench.host_memory import touch_host_memory
 
     touch_host_memory(TOUCH_GIB[chosen.model_shape] * GIB)
     found = measure(chosen.model_shape, kv_bytes, chosen.timeout_s)

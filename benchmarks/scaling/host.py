@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import re
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from threading import Barrier
 
 from benchmarks.scaling.spec import GIB, MIB
-from sleepbackends.errors import HostMemoryError
-from sleepbackends.host_limits import host_memory
 from sleepbackends.hostmemory import driver as host
 from sleepbackends.hostmemory import numa
-from sleepbackends.vmm.driver import Driver
 
 logger = logging.getLogger(__name__)
 
@@ -27,72 +22,6 @@ PIECE_BYTES = 64 * MIB
 """What each thread copies at a time: more than it has caches."""
 
 TIMES = 16
-
-STEP_BYTES = GIB
-LEFT_BYTES = 2 * GIB
-"""What is left to others while memory is touched for the first time."""
-
-GROWTH_S = 10.0
-"""How long memory may take to grow once it is short."""
-
-POLL_S = 0.1
-
-
-def touch_memory(size_bytes: int, until: float = math.inf, driver: Driver | None = None) -> int:
-    """Have the machine give this much memory once; return how much it gave.
-
-    The memory of a virtual machine may be small at first and grow as it is used. What is not
-    there yet cannot be asked for, and would be counted against whoever needs it first. So would
-    registering it for the first time.
-
-    Parameters
-    ----------
-    size_bytes : int
-        How much is wanted.
-    until : float
-        When to stop, by ``time.monotonic``.
-    driver : Driver, optional
-        Registers it, as far as that is allowed.
-    """
-    found = 0
-    with ExitStack() as stack:
-        pool = stack.enter_context(ThreadPoolExecutor(os.cpu_count()))
-        try:
-            while found < size_bytes and _comes(until):
-                step_bytes = host.round_up(min(STEP_BYTES, size_bytes - found))
-                address = host.reserve(step_bytes)
-                stack.callback(host.release, address, step_bytes)
-                host.map_memory(address, step_bytes)
-                pieces = range(0, step_bytes, PIECE_BYTES)
-                ends = [(address + at, min(PIECE_BYTES, step_bytes - at)) for at in pieces]
-                list(pool.map(host.populate, *zip(*ends, strict=True)))
-                found += step_bytes
-                if driver is not None and not _pinned(driver, address, step_bytes, stack):
-                    driver = None
-        except HostMemoryError as error:
-            logger.info("there is no more host memory: %s", error.message)
-    return found
-
-
-def _pinned(driver: Driver, address: int, size_bytes: int, stack: ExitStack) -> bool:
-    """Register memory until a stack is closed; tell whether that is allowed."""
-    try:
-        driver.pin(address, size_bytes)
-    except HostMemoryError as error:
-        logger.info("not all host memory was registered before: %s", error.message)
-        return False
-    stack.callback(driver.unpin, address)
-    return True
-
-
-def _comes(until: float) -> bool:
-    """Wait until there is memory for a step; tell whether there is."""
-    until = min(until, time.monotonic() + GROWTH_S)
-    while time.monotonic() < until:
-        if host_memory().available_bytes >= STEP_BYTES + LEFT_BYTES:
-            return True
-        time.sleep(POLL_S)
-    return False
 
 
 def copy_rates(piece_bytes: int = PIECE_BYTES, times: int = TIMES) -> dict[str, float]:

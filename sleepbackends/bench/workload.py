@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sleepbackends.bench.machine import describe, touch_host_memory
+from sleepbackends.bench.host_memory import touch_host_memory
+from sleepbackends.bench.machine import describe
 from sleepbackends.bench.peers import Allocator, open_allocator
 from sleepbackends.bench.request import DESCRIBE, HOST_MEMORY, Spec
 from sleepbackends.bench.rows import (

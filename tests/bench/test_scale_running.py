@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import signal
 import subprocess
 import sys
@@ -17,13 +16,10 @@ import psutil
 import pytest
 
 from benchmarks import scale
-from benchmarks.scaling import host, layouts
+from benchmarks.scaling import layouts
 from benchmarks.scaling.cases import Measurement
-from benchmarks.scaling.spec import MIB, ROOT, Row, Spec
+from benchmarks.scaling.spec import ROOT, Row, Spec
 from sleepbackends import RankLostError
-from sleepbackends.cumem.driver import CudaDriver
-from sleepbackends.host_limits import HostMemory
-from sleepbackends.hostmemory import driver
 from tests.native.fixtures import kernel_images, native_library, simulator
 from tests.ranks.test_torch_distributed import needs_gloo
 from tests.simulators.cuda import Simulator, build, environment
@@ -177,64 +173,6 @@ def test_more_gpus_than_there_are_are_refused(
     monkeypatch.setattr(scale, "touch", pytest.fail)
     assert scale.main(["--ranks", "1", "64"]) == 2
     assert "--ranks 64: there are " in capsys.readouterr().err
-
-
-# Memory that grows
-
-
-class Growing:
-    """A machine whose memory grows by so much whenever it is short, up to a limit."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, most_bytes: int) -> None:
-        self.used_bytes, self.total_bytes, self._most_bytes = 0, 5 * MIB, most_bytes
-        monkeypatch.setattr(host, "STEP_BYTES", MIB)
-        monkeypatch.setattr(host, "LEFT_BYTES", 2 * MIB)
-        monkeypatch.setattr(host, "GROWTH_S", 0.3)
-        monkeypatch.setattr(host, "POLL_S", 0.01)
-        monkeypatch.setattr(host, "host_memory", self._memory)
-        populate = driver.populate
-
-        def touch(address: int, size_bytes: int) -> None:
-            self.used_bytes += size_bytes
-            assert self.used_bytes <= self.total_bytes, "this process would have been killed"
-            populate(address, size_bytes)
-
-        monkeypatch.setattr(driver, "populate", touch)
-
-    def _memory(self) -> HostMemory:
-        available_bytes = self.total_bytes - self.used_bytes
-        self.total_bytes = min(self._most_bytes, self.total_bytes + MIB // 2)
-        return HostMemory(available_bytes, None, "machine")
-
-
-def test_memory_that_grows_is_touched_as_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Growing(monkeypatch, 100 * MIB)
-    assert host.touch_memory(30 * MIB + 1) == 30 * MIB + mmap.PAGESIZE == machine.used_bytes
-
-
-def test_no_more_is_touched_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Growing(monkeypatch, 20 * MIB)
-    assert host.touch_memory(30 * MIB) == 18 * MIB == machine.used_bytes
-    assert host.touch_memory(MIB, time.monotonic()) == 0
-
-
-def test_memory_is_registered_too_as_far_as_that_is_allowed(
-    monkeypatch: pytest.MonkeyPatch, simulator: Simulator
-) -> None:
-    Growing(monkeypatch, 100 * MIB)
-    gpu, pinned = CudaDriver(), list[int]()
-    real = gpu.pin
-
-    def pin(address: int, size_bytes: int) -> None:
-        real(address, size_bytes)
-        pinned.append(size_bytes)
-
-    monkeypatch.setattr(gpu, "pin", pin)
-    simulator.set_pinned_limit_bytes(3 * MIB)
-    assert host.touch_memory(2 * MIB, driver=gpu) == 2 * MIB == sum(pinned)
-    assert host.touch_memory(9 * MIB, driver=gpu) == 9 * MIB
-    assert sum(pinned) == 5 * MIB
-    assert simulator.process_usage().pinned_bytes == 0
 
 
 def test_memory_is_touched_in_a_process_of_its_own(

@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 
-from sleepbackends.bench import machine, workload
-from sleepbackends.bench.machine import touch_host_memory
+from sleepbackends.bench import workload
 from sleepbackends.bench.peers import Allocator
 from sleepbackends.bench.request import DESCRIBE, HOST_MEMORY, Spec
 from sleepbackends.bench.rows import OURS, Row
 from sleepbackends.bench.weights import Weights
-from sleepbackends.cumem.driver import CudaDriver
 from sleepbackends.errors import ContentsLostError
 from tests.native.fixtures import kernel_images, native_library, simulator
 from tests.simulators.cuda import Simulator
@@ -131,23 +129,6 @@ def test_the_process_writes_rows_line_by_line(
     assert written == [1, 2, 3]
     last = Row(**json.loads(rows.read_text().splitlines()[-1]))
     assert last == Row(OURS, "resume", 16, 32, 20, 2, 0.5)
-
-
-def test_host_memory_is_touched_and_given_back() -> None:
-    assert touch_host_memory(3_000_001) == 3_002_368
-
-
-@pytest.mark.parametrize("limit_bytes", [None, 1 << 20])
-def test_host_memory_is_registered_as_far_as_that_is_allowed(
-    simulator: Simulator, monkeypatch: pytest.MonkeyPatch, limit_bytes: int | None
-) -> None:
-    monkeypatch.setattr(machine, "CHUNK_BYTES", 1 << 20)
-    simulator.set_pinned_limit_bytes(limit_bytes)
-    driver = CudaDriver()
-    assert touch_host_memory(3_000_001, driver) == 3_002_368
-    assert simulator.calls("cuMemHostRegister") == (3 if limit_bytes is None else 2)
-    assert simulator.process_usage().pinned_bytes == 0
-    driver.close()
 
 
 def test_a_process_touches_host_memory(

@@ -28,6 +28,7 @@ def test_every_case_is_measured(
     layouts = [name for name in LAYOUTS if backend == "cumem" or name != "threads"]
     arguments = ["--backend", backend, "--layout", *layouts, "--ranks", *map(str, COUNTS)]
     sizes = ["--weights-gib", "2", "--kv-gib", "2", "--plain-gib", "1", "--rounds", "2"]
+    sizes.append("--coordination")  # of no ranks: that needs no GPU
     code = scale.main([*arguments, *sizes, "--out", str(tmp_path)])
     said = capsys.readouterr()
     assert code == 0, said.err + said.out
