@@ -35,15 +35,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(model: Path, scenario: str, **env: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.vllm_scenarios", str(model), scenario],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=TIMEOUT_S,
-        env={**os.environ, **ENVIRONMENT, **env},
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.gpu.vllm_scenarios", str(model), scenario],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            timeout=TIMEOUT_S,
+            env={**os.environ, **ENVIRONMENT, **env},
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        pytest.fail(f"not done after {TIMEOUT_S:g} s\n{error.output}\n{error.stderr}")
     said = f"{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
     assert done.returncode == 0, said
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])

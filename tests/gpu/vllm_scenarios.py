@@ -6,6 +6,7 @@ process can have one engine only. What it prints is the last line of standard ou
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import json
 import sys
@@ -21,6 +22,8 @@ from .helpers import GIB, MIB, let_go, neighbour
 KV_BYTES = 3 * GIB
 SLACK = 256 * MIB
 CYCLES = 50
+STALLED_S = 150.0
+"""When to say where all threads are, should something wait for ever."""
 ALL = {"weights", "kv_cache"}
 PROMPTS = [[1, *(31 * i * (row + 3) % 509 + 3 for i in range(12))] for row in range(8)]
 
@@ -239,6 +242,7 @@ def process(folder: str) -> dict[str, Any]:
 
 
 def main(folder: str, scenario: str) -> None:
+    faulthandler.dump_traceback_later(STALLED_S, repeat=True)
     scenarios: dict[str, Callable[[str], dict[str, Any]]] = {
         "eager": lambda folder: everything(folder, graphs=False),
         "graphs": lambda folder: everything(folder, graphs=True),
