@@ -46,7 +46,9 @@ def run(model: Path, scenario: str, **env: str) -> dict[str, Any]:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        pytest.fail(f"not done after {TIMEOUT_S:g} s\n{error.output}\n{error.stderr}")
+        # Bytes, although text was asked for.
+        said = (error.stderr or b"").decode(errors="replace")
+        pytest.fail(f"not done after {TIMEOUT_S:g} s\n{said[-6000:]}")
     said = f"{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
     assert done.returncode == 0, said
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
