@@ -9,6 +9,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
+import psutil
+
 from sleepbackends.errors import HostMemoryError
 from sleepbackends.host_limits import host_memory
 from sleepbackends.hostmemory import driver as host
@@ -23,10 +25,10 @@ PIECE_BYTES = 64 * MIB
 """What one thread touches at a time."""
 
 STEP_BYTES = GIB
-LEFT_BYTES = 2 * GIB
-"""What is left to others while memory is touched for the first time."""
+LEFT_SHARE = 8
+"""One part in so many of the machine's memory is left to others."""
 
-GROWTH_S = 10.0
+GROWTH_S = 5.0
 """How long memory may take to grow once it is short."""
 
 POLL_S = 0.1
@@ -86,7 +88,9 @@ def _comes(until: float) -> bool:
     """Wait until there is memory for a step; tell whether there is."""
     until = min(until, time.monotonic() + GROWTH_S)
     while time.monotonic() < until:
-        if host_memory().available_bytes >= STEP_BYTES + LEFT_BYTES:
+        memory, total_bytes = host_memory(), psutil.virtual_memory().total
+        left_bytes = min(total_bytes, memory.limit_bytes or total_bytes) // LEFT_SHARE
+        if memory.available_bytes >= STEP_BYTES + left_bytes:
             return True
         time.sleep(POLL_S)
     return False
