@@ -2,8 +2,9 @@
 
 While a thread captures in CUDA's default mode, every other thread is forbidden calls that might
 wait or allocate: they are refused, and the capture is lost ("cudaStreamCaptureModeGlobal" in the
-runtime's documentation of ``cudaThreadExchangeStreamCaptureMode``). A thread that has nothing to do
-with what is captured may ask to be let alone.
+runtime's documentation of ``cudaThreadExchangeStreamCaptureMode``; seen by others in
+https://github.com/vllm-project/vllm/issues/46933). A thread that has nothing to do with what is
+captured may ask to be let alone.
 """
 
 from __future__ import annotations
