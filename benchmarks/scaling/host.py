@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import time
@@ -15,8 +14,6 @@ from threading import Barrier
 from benchmarks.scaling.spec import GIB, MIB
 from sleepbackends.hostmemory import driver as host
 from sleepbackends.hostmemory import numa
-
-logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 64 * MIB
 """What each thread copies at a time: more than it has caches."""
