@@ -26,7 +26,7 @@ class Spec:
     peer : str
         As in ``Row``, or ``in_turn``, ``staged``, ``describe`` or ``host_memory``.
     weights_gib, kv_gib : float
-        How much memory of either kind, on each device.
+        How much memory of either kind, on each device; for ``host_memory``, how much of that.
     tensor_mib : float
         The size of the weight tensors.
     rounds : int

@@ -16,6 +16,7 @@ from sleepbackends.cumem.batches import CARRY, Batches, Found, carry_header
 from sleepbackends.cumem.lanes import CudaLane
 from sleepbackends.cumem.modules import Module
 from sleepbackends.cumem.nvrtc import KernelSource
+from sleepbackends.cumem.per_device import PerDevice
 from sleepbackends.cumem.tables import Row
 from sleepbackends.cumem.torch_fingerprint import TorchFingerprints
 from sleepbackends.errors import DeviceMemoryError, SleepBackendsError
@@ -68,8 +69,8 @@ class CudaFingerprints:
 
     def __init__(self, driver: CudaDriver) -> None:
         self._driver = driver
-        self._ways: dict[int, _Way | None] = {}
         self._lock = threading.RLock()
+        self._ways = PerDevice[_Way]("fingerprints", self._find, self._lock)
 
     def prepare(self, device: int, span_count: int) -> bool:
         """Do beforehand what the first fingerprints would do: compile, load, allocate.
@@ -89,7 +90,7 @@ class CudaFingerprints:
             Whether fingerprints can be had now.
         """
         with self._lock:
-            way = self._way(device)
+            way = self._ways.get(device)
             return way is not None and way.prepare(span_count)
 
     def queue(self, device: int, spans: Sequence[Span]) -> Pending | None:
@@ -97,26 +98,12 @@ class CudaFingerprints:
         if not spans:
             return Found[list[int]]([])
         with self._lock:
-            way = self._way(device)
+            way = self._ways.get(device)
             return None if way is None else way.queue(spans)
 
     def close(self) -> None:
         """Give everything back, once the lanes are done; a failure is logged."""
-        with self._lock:
-            ways, self._ways = self._ways, {}
-            for way in ways.values():
-                if way is not None:
-                    way.close()
-
-    def _way(self, device: int) -> _Way | None:
-        if device not in self._ways:
-            try:
-                self._ways[device] = self._find(device)
-            except DeviceMemoryError as error:
-                # Another time there may be room.
-                logger.debug("no fingerprints of device %d now: %s", device, error.message)
-                return None
-        return self._ways[device]
+        self._ways.close()
 
     def _find(self, device: int) -> _Way | None:
         try:

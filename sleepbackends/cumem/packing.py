@@ -13,6 +13,7 @@ from sleepbackends.cumem.batches import CARRY, Batches, Found, carry_header
 from sleepbackends.cumem.lanes import CudaLane
 from sleepbackends.cumem.modules import Module
 from sleepbackends.cumem.nvrtc import KernelSource
+from sleepbackends.cumem.per_device import PerDevice
 from sleepbackends.cumem.slots import DeviceSlots
 from sleepbackends.cumem.tables import Row
 from sleepbackends.errors import DeviceMemoryError, RequestError, SleepBackendsError
@@ -70,31 +71,24 @@ class CudaPackings:
 
     def __init__(self, driver: CudaDriver) -> None:
         self._driver = driver
-        self._packings: dict[int, CudaPacking | None] = {}
-        self._lock = threading.Lock()
+        self._packings = PerDevice("packing", self._find, threading.RLock())
 
     def get(self, device: int) -> CudaPacking | None:
         """Return what packs the memory of a device; see ``Driver.packing``."""
-        with self._lock:
-            if device not in self._packings:
-                try:
-                    self._packings[device] = CudaPacking(self._driver, device)
-                except DeviceMemoryError as error:
-                    # Another time there may be room.
-                    logger.debug("no packing on device %d now: %s", device, error.message)
-                    return None
-                except (SleepBackendsError, OSError) as error:
-                    logger.info("no packing on device %d: %s", device, error)
-                    self._packings[device] = None
-            return self._packings[device]
+        return self._packings.get(device)
 
     def close(self) -> None:
         """Give everything back, once the lanes are done; a failure is logged."""
-        with self._lock:
-            packings, self._packings = self._packings, {}
-        for packing in packings.values():
-            if packing is not None:
-                packing.close()
+        self._packings.close()
+
+    def _find(self, device: int) -> CudaPacking | None:
+        try:
+            return CudaPacking(self._driver, device)
+        except DeviceMemoryError:
+            raise
+        except (SleepBackendsError, OSError) as error:
+            logger.info("no packing on device %d: %s", device, error)
+            return None
 
 
 class CudaPacking:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from hypothesis.stateful import RuleBasedStateMachine, rule
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from sleepbackends.cumem.backend import CumemBackend
 from sleepbackends.cumem.options import CumemOptions
@@ -76,3 +78,23 @@ class SleepingMachine(RuleBasedStateMachine):
         self.backend.close()
         assert self.simulator.process_usage().pinned_bytes == 0
         assert self.simulator.process_usage().reserved_bytes == 0
+
+
+def options_in(folder: Path, **chosen: Any) -> CumemOptions:
+    """Return options, with the folder for what they save to a disk or share."""
+    where = {"tier": "disk_directory", "share_copies": "share_directory"}
+    chosen |= {where[name]: folder for name in chosen if name in where}
+    return CumemOptions.model_validate(chosen)
+
+
+def run_machine(make: Callable[[], SleepingMachine], examples: int, steps: int) -> None:
+    """Try so many sequences of so many steps."""
+    run_state_machine_as_test(
+        make,  # type: ignore[arg-type] # a factory will do
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import rule, run_state_machine_as_test
+from hypothesis.stateful import rule
 
 from sleepbackends.cumem.options import CumemOptions
 from sleepbackends.vmm import copies, reclaim, staging
 from sleepbackends.vmm.packing import packer
 from sleepbackends.vmm.warm_up import WarmUp
-from tests.cumem.sleeping_machine import SleepingMachine
+from tests.cumem.sleeping_machine import SleepingMachine, options_in, run_machine
 from tests.cumem.test_warm_up import BEGIN
 from tests.native.fixtures import GRANULE_BYTES
 from tests.simulators.cuda import Simulator
@@ -114,14 +113,5 @@ def test_no_capture_is_lost(
     monkeypatch.setattr(copies, "CHUNK_BYTES", CHUNK)
     monkeypatch.setattr(packer, "LEAST_BYTES", 512)
     monkeypatch.setattr(staging, "STEP_CHUNKS", 3)
-    where = {"disk": "disk_directory", "shared": "share_directory"}.get(name)
-    options = {**OPTIONS[name], **({} if where is None else {where: tmp_path})}
-    run_state_machine_as_test(
-        partial(Machine, simulator, CumemOptions(**options)),  # type: ignore[arg-type]
-        settings=settings(
-            max_examples=40,
-            stateful_step_count=12,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    options = options_in(tmp_path, **OPTIONS[name])
+    run_machine(partial(Machine, simulator, options), examples=40, steps=12)

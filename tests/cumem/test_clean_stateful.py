@@ -6,13 +6,12 @@ import ctypes
 from functools import partial
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import rule, run_state_machine_as_test
+from hypothesis.stateful import rule
 
 from sleepbackends.cumem.options import CumemOptions
 from sleepbackends.vmm import copies, mover, saving, staging
-from tests.cumem.sleeping_machine import SleepingMachine
+from tests.cumem.sleeping_machine import SleepingMachine, run_machine
 from tests.native.fixtures import GRANULE_BYTES
 from tests.simulators.cuda import Simulator
 
@@ -98,12 +97,4 @@ def test_no_byte_differs(simulator: Simulator, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(saving, "BATCH_CHUNKS", 3)
     monkeypatch.setattr(staging, "STEP_CHUNKS", 2)
     monkeypatch.setattr(mover, "GROUP_BYTES", {"down": 3 * CHUNK, "up": 3 * CHUNK})
-    run_state_machine_as_test(
-        partial(Machine, simulator),  # type: ignore[arg-type] # a factory will do
-        settings=settings(
-            max_examples=200,
-            stateful_step_count=8,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_machine(partial(Machine, simulator), examples=200, steps=8)

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import rule, run_state_machine_as_test
+from hypothesis.stateful import rule
 
 from sleepbackends.cumem.options import CumemOptions
 from sleepbackends.vmm import copies, mover, saving, staging
 from sleepbackends.vmm.packing import packer
-from tests.cumem.sleeping_machine import SleepingMachine
+from tests.cumem.sleeping_machine import SleepingMachine, options_in, run_machine
 from tests.native.fixtures import GRANULE_BYTES
 from tests.packing import CONTENTS, contents
 from tests.simulators.cuda import Simulator
@@ -126,16 +125,5 @@ def test_no_byte_differs(
     monkeypatch.setattr(saving, "BATCH_CHUNKS", 3)
     monkeypatch.setattr(staging, "STEP_CHUNKS", 3)
     monkeypatch.setattr(mover, "GROUP_BYTES", {"down": 3 * CHUNK, "up": 3 * CHUNK})
-    where = {"disk": "disk_directory", "shared": "share_directory"}.get(name)
-    options = {"share_below_bytes": 2 * GRANULE_BYTES, **OPTIONS[name]}
-    if where is not None:
-        options[where] = tmp_path
-    run_state_machine_as_test(
-        partial(Machine, simulator, CumemOptions(**options)),  # type: ignore[arg-type]
-        settings=settings(
-            max_examples=40,
-            stateful_step_count=6,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    options = options_in(tmp_path, share_below_bytes=2 * GRANULE_BYTES, **OPTIONS[name])
+    run_machine(partial(Machine, simulator, options), examples=40, steps=6)

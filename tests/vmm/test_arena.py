@@ -23,6 +23,7 @@ from sleepbackends.vmm import places
 from sleepbackends.vmm.arena import Arena
 from sleepbackends.vmm.places import Retention, Slot
 from sleepbackends.vmm.segment import Piece
+from tests.waiting import until
 
 PAGE = 4096
 CHUNK = 4 * PAGE
@@ -415,3 +416,21 @@ def test_giving_back_in_the_background_does_not_keep_memory_from_being_touched(
         assert taken, "whoever takes waits for a thread that waits for the lock"
         pieces(taken[0])
         arena.give_back(taken[0])
+
+
+def test_what_the_driver_refuses_in_the_background_is_told_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(retention="release") as (arena, pins):
+        (slot,) = arena.take([1000])
+        slot.ranges[0].wait()
+
+        def refused() -> AbstractContextManager[None]:
+            raise MechanismError("the driver is gone")
+
+        monkeypatch.setattr(pins, "aside", refused)
+        arena.give_back(slot)
+        until(lambda: "stays until the next time" in caplog.text)
+        assert arena.held_bytes
+        assert arena.trim()
+        assert not arena.held_bytes
