@@ -45,8 +45,7 @@ def suspend(
     dropped: list[Block] = []
     try:
         stranded = [block for block in offload if block.placement.owed]
-        for batch in mechanism.batches(stranded):
-            _offload(mechanism, ledger, batch, moved, control)
+        _offload(mechanism, ledger, stranded, moved, control)
         # Closed here, not whenever the traceback lets go of it: copies may be under way.
         with closing(_save(mechanism, ledger, unsaved, moved, control)) as saved:
             for _ in saved:
@@ -150,11 +149,13 @@ def _offload(
 
 
 def _unmap(
-    mechanism: Mechanism, ledger: Ledger, move: Move, batch: Sequence[Block], gone: list[Block]
+    mechanism: Mechanism, ledger: Ledger, move: Move, blocks: Sequence[Block], gone: list[Block]
 ) -> None:
+    if not blocks:
+        return
     done: list[Block] = []
     try:
-        mechanism.unmap_all(batch, done)
+        mechanism.unmap_all(blocks, done)
     finally:
         ledger.apply(move, *done)
         gone += done
@@ -169,8 +170,7 @@ def _drop(
 ) -> None:
     try:
         with control.phase("drop"):
-            for batch in mechanism.batches(blocks):
-                _unmap(mechanism, ledger, Move.DISCARD, batch, dropped)
+            _unmap(mechanism, ledger, Move.DISCARD, blocks, dropped)
     finally:
         ledger.bump_epochs(dropped)
 

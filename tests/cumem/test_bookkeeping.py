@@ -31,6 +31,9 @@ STEP_CHUNKS = 4
 MOST_GROWTH = 1.5
 """From few to many."""
 
+NOISE_US = 1.0
+"""What caches and neighbours add to a block that costs next to nothing."""
+
 FEW, MANY = 400, 3200
 
 ROUNDS = 3
@@ -106,7 +109,11 @@ def test_a_block_costs_little_and_no_more_among_many(make: Make) -> None:
     few = a_block(make(settings, share_below_bytes=0), FEW)
     many = a_block(make(settings, share_below_bytes=0), MANY)
     slow = {name: us for name, us in many.items() if us >= MOST_US}
-    grown = {name: (few[name], us) for name, us in many.items() if us > MOST_GROWTH * few[name]}
+    grown = {
+        name: (few[name], us)
+        for name, us in many.items()
+        if us > MOST_GROWTH * few[name] + NOISE_US
+    }
     assert not slow
     assert not grown
 
@@ -157,5 +164,9 @@ def test_a_step_of_staging_costs_the_engine_little_among_many_blocks(
     few = a_step(make(share_below_bytes=0), 100)
     many = a_step(make(share_below_bytes=0), 1000)
     assert max(many.values()) < MOST_STEP_US
-    grown = {name: (few[name], us) for name, us in many.items() if us > MOST_GROWTH * few[name]}
+    grown = {
+        name: (few[name], us)
+        for name, us in many.items()
+        if us > MOST_GROWTH * few[name] + NOISE_US
+    }
     assert not grown
