@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
-from sleepbackends.bench.host_memory import touch_host_memory
+from sleepbackends.bench.first_time import do_once
 from sleepbackends.bench.machine import describe, machine
 from sleepbackends.bench.request import Request
 from sleepbackends.bench.tables import machine_text
@@ -303,7 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         weights_gib=(chosen.gib,), kv_gib=0.0, tensor_mib=(chosen.tensor_mib,), only=()
     )
     facts = machine(describe(), request)
-    touch_host_memory(int((chosen.gib * 1.25 + 4) * GIB), CudaDriver())
+    do_once(int((chosen.gib * 1.25 + 4) * GIB), CudaDriver())
     rows = measure(chosen.gib, chosen.tensor_mib, chosen.rounds)
     print(machine_text(facts, {}))
     print()

@@ -184,11 +184,11 @@ def touch(chosen: argparse.Namespace, count: int, give_up: float) -> dict[str, A
 
 def touch_here(wanted_gib: float, seconds: float) -> float:
     """Be the process that touches; return how many GiB there were."""
-    from sleepbackends.bench.host_memory import touch_host_memory
+    from sleepbackends.bench.first_time import do_once
     from sleepbackends.cumem.driver import CudaDriver
 
     until = time.monotonic() + seconds
-    return touch_host_memory(int(wanted_gib * GIB), CudaDriver(), until=until) / GIB
+    return do_once(int(wanted_gib * GIB), CudaDriver(), until=until) / GIB
 
 
 def measure(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sleepbackends.bench.host_memory import touch_host_memory
+from sleepbackends.bench.first_time import do_once
 from sleepbackends.bench.machine import describe, machine
 from sleepbackends.bench.page import page
 from sleepbackends.bench.request import Request, Spec
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(f"nothing can be measured here: {found.reason} ({found.hint})")
     import torch
 
-    touch_host_memory(int((max(chosen.gib) + 8) * GIB), CudaDriver())
+    do_once(int((max(chosen.gib) + 8) * GIB), CudaDriver())
     rows: list[Row] = []
     for gib in sorted(chosen.gib):
         for measure in (plain_copies, suspends):

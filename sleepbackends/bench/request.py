@@ -13,8 +13,8 @@ from sleepbackends.errors import RequestError
 DESCRIBE = "describe"
 """A process of its own tells what the machine is."""
 
-HOST_MEMORY = "host_memory"
-"""A process of its own has so much of it touched and registered once."""
+FIRST_TIME = "first_time"
+"""A process of its own does what a machine does once."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,10 @@ class Spec:
     Parameters
     ----------
     peer : str
-        As in ``Row``, or ``in_turn``, ``staged``, ``describe`` or ``host_memory``.
+        As in ``Row``, or ``in_turn``, ``staged``, ``describe`` or ``first_time``.
     weights_gib, kv_gib : float
-        How much memory of either kind, on each device; for ``host_memory``, how much of that.
+        How much memory of either kind, on each device; for ``first_time``, how much
+        host memory is touched.
     tensor_mib : float
         The size of the weight tensors.
     rounds : int

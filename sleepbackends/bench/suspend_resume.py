@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from sleepbackends.bench.machine import machine
 from sleepbackends.bench.peers import missing
-from sleepbackends.bench.request import DESCRIBE, HOST_MEMORY, Request, Spec
+from sleepbackends.bench.request import DESCRIBE, FIRST_TIME, Request, Spec
 from sleepbackends.bench.rows import OURS, PLAIN_COPY, Row, link_rates
 from sleepbackends.cumem.backend import CumemBackend
 from sleepbackends.errors import BackendUnavailableError, RequestError
@@ -71,8 +71,9 @@ def measure(request: Request, watch: Watch) -> dict[str, Any]:
     rows: list[Row] = []
     skipped: dict[str, str] = {}
     host_gib = 2 * max(request.weights_gib) * request.devices + 8
-    if problem := run(Spec(HOST_MEMORY, host_gib), request.timeout_s, lambda _: None):
-        skipped[HOST_MEMORY] = problem
+    first = Spec(FIRST_TIME, host_gib, devices=request.devices)
+    if problem := run(first, request.timeout_s, lambda _: None):
+        skipped[FIRST_TIME] = problem
     specs = []
     for spec in request.specs():
         if why := missing(spec.peer, request.peers):

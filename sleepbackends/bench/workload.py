@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sleepbackends.bench.host_memory import touch_host_memory
+from sleepbackends.bench.first_time import do_once
 from sleepbackends.bench.machine import describe
 from sleepbackends.bench.peers import Allocator, open_allocator
-from sleepbackends.bench.request import DESCRIBE, HOST_MEMORY, Spec
+from sleepbackends.bench.request import DESCRIBE, FIRST_TIME, Spec
 from sleepbackends.bench.rows import (
     BOTH_DEVICES,
     IN_TURN,
@@ -251,8 +251,8 @@ def main(arguments: list[str]) -> None:
 
     if spec.peer == DESCRIBE:
         rows.write_text(json.dumps(describe()) + "\n")
-    elif spec.peer == HOST_MEMORY:
-        touch_host_memory(int(spec.weights_gib * GIB), CudaDriver())
+    elif spec.peer == FIRST_TIME:
+        do_once(int(spec.weights_gib * GIB), CudaDriver(), range(spec.devices))
     elif spec.peer == PLAIN_COPY:
         measure_copies(spec, emit)
     elif spec.peer == IN_TURN:

@@ -10,7 +10,7 @@ import pytest
 from sleepbackends.availability import Availability
 from sleepbackends.bench import suspend_resume
 from sleepbackends.bench.peers import PACKAGES
-from sleepbackends.bench.request import DESCRIBE, HOST_MEMORY, Spec
+from sleepbackends.bench.request import DESCRIBE, FIRST_TIME, Spec
 from sleepbackends.bench.rows import (
     BOTH_DEVICES,
     CASES,
@@ -88,7 +88,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Spec]:
         if spec.peer == DESCRIBE:
             take(dict(MACHINE))
             return ""
-        if spec.peer == HOST_MEMORY:
+        if spec.peer == FIRST_TIME:
             return ""
         specs.append(spec)
         for row in measured(spec):

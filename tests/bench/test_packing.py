@@ -62,7 +62,7 @@ def test_it_runs(
     monkeypatch.setattr(CumemBackend, "probe", lambda: Availability(True))
     monkeypatch.setattr(machine, "describe", lambda: {"gpu": "a simulated one"})
     monkeypatch.setattr(packing, "describe", machine.describe)
-    monkeypatch.setattr(packing, "touch_host_memory", lambda size_bytes, _: size_bytes)
+    monkeypatch.setattr(packing, "do_once", lambda size_bytes, _: size_bytes)
     monkeypatch.setattr(packing, "synchronize", lambda: None)
     monkeypatch.setattr(packing, "Drawn", Drawn)
     monkeypatch.setattr(packing, "Plain", Plain)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 
 from sleepbackends.bench import workload
 from sleepbackends.bench.peers import Allocator
-from sleepbackends.bench.request import DESCRIBE, HOST_MEMORY, Spec
+from sleepbackends.bench.request import DESCRIBE, FIRST_TIME, Spec
 from sleepbackends.bench.rows import OURS, Row
 from sleepbackends.bench.weights import Weights
 from sleepbackends.errors import ContentsLostError
@@ -131,10 +131,14 @@ def test_the_process_writes_rows_line_by_line(
     assert last == Row(OURS, "resume", 16, 32, 20, 2, 0.5)
 
 
-def test_a_process_touches_host_memory(
+def test_a_process_does_what_a_machine_does_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simulator: Simulator
 ) -> None:
-    touched: list[int] = []
-    monkeypatch.setattr(workload, "touch_host_memory", lambda size, driver: touched.append(size))
-    workload.main([Spec(HOST_MEMORY, 0.5).to_json(), str(tmp_path / "rows")])
-    assert touched == [1 << 29]
+    done: list[tuple[int, list[int]]] = []
+
+    def do_once(size_bytes: int, _: object, devices: Iterable[int]) -> None:
+        done.append((size_bytes, list(devices)))
+
+    monkeypatch.setattr(workload, "do_once", do_once)
+    workload.main([Spec(FIRST_TIME, 0.5, devices=2).to_json(), str(tmp_path / "rows")])
+    assert done == [(1 << 29, [0, 1])]
