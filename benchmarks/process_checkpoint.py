@@ -39,9 +39,10 @@ def run(mode: str, weights_gib: float, kv_gib: float, cycles: int, changed: bool
     from sleepbackends import Orchestrator, SleepConfig
     from sleepbackends.checkpoint.device_memory import DeviceMonitor
     from sleepbackends.checkpoint.driver import CheckpointDriver
+    from sleepbackends.checkpoint.measuring import OutsideMonitor
 
-    monitor = DeviceMonitor()
-    device = monitor.devices[0]
+    monitor = OutsideMonitor()
+    device = DeviceMonitor().devices[0]
     empty = monitor.measure([device])[device].used_bytes
     backend: Any = Orchestrator.create(SleepConfig(backend=mode)).backend
     tensors: dict[str, list[torch.Tensor]] = {}

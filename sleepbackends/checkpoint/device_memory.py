@@ -7,9 +7,10 @@ only wakes others, has no context to ask the driver itself.
 from __future__ import annotations
 
 import ctypes
+import json
 import sys
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sleepbackends.errors import BackendUnavailableError
@@ -45,11 +46,14 @@ class DeviceMemory:
     processes : dict of int to int
         Bytes by process number, as far as this machine tells: in a container the numbers may
         be those of the host, or missing.
+    is_partitioned : bool
+        Whether the device is split into instances (MIG).
     """
 
     free_bytes: int
     used_bytes: int
     processes: dict[int, int] = field(default_factory=dict)
+    is_partitioned: bool = False
 
 
 class DeviceMonitor:
@@ -78,29 +82,24 @@ class DeviceMonitor:
         """The UUIDs of all devices."""
         return list(self._handles)
 
+    @property
+    def partitioned(self) -> list[str]:
+        """The UUIDs of those that are split into instances (MIG)."""
+        return [uuid for uuid, handle in self._handles.items() if self._is_partitioned(handle)]
+
     def driver_version(self) -> tuple[int, ...]:
         """Return the version of the NVIDIA driver, such as (580, 159, 4)."""
         text = self._text(lambda out, size: self._call("nvmlSystemGetDriverVersion", out, size))
         return tuple(int(part) for part in text.split(".") if part.isdecimal())
 
     def measure(self, devices: Collection[str]) -> dict[str, DeviceMemory]:
-        """Measure some devices; those that are not there are left out."""
+        """Measure some devices; those that are not there are left out.
+
+        An instance of a device (MIG) has an identifier of its own, which is none of a device's.
+        """
         return {
             uuid: self._measure(self._handles[uuid]) for uuid in devices if uuid in self._handles
         }
-
-    def is_partitioned(self, device: str) -> bool:
-        """Tell whether a device is split into instances (MIG), or is such an instance.
-
-        An instance has an identifier of its own, which is none of a device's.
-        """
-        if device not in self._handles:
-            return True
-        current, pending = ctypes.c_uint(), ctypes.c_uint()
-        code = self._library.nvmlDeviceGetMigMode(
-            self._handles[device], ctypes.byref(current), ctypes.byref(pending)
-        )
-        return code == 0 and current.value == 1
 
     def _find_devices(self) -> dict[str, ctypes.c_void_p]:
         count = ctypes.c_uint()
@@ -119,7 +118,15 @@ class DeviceMonitor:
     def _measure(self, handle: ctypes.c_void_p) -> DeviceMemory:
         memory = _Memory()
         self._call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
-        return DeviceMemory(memory.free, memory.used, self._processes(handle))
+        partitioned = self._is_partitioned(handle)
+        return DeviceMemory(memory.free, memory.used, self._processes(handle), partitioned)
+
+    def _is_partitioned(self, handle: ctypes.c_void_p) -> bool:
+        current, pending = ctypes.c_uint(), ctypes.c_uint()
+        code = self._library.nvmlDeviceGetMigMode(
+            handle, ctypes.byref(current), ctypes.byref(pending)
+        )
+        return code == 0 and current.value == 1
 
     def _processes(self, handle: ctypes.c_void_p) -> dict[int, int]:
         room = 64
@@ -156,3 +163,18 @@ def torch_reserved_bytes() -> int:
     if torch is None or not torch.cuda.is_initialized():
         return 0
     return sum(torch.cuda.memory_reserved(n) for n in range(torch.cuda.device_count()))
+
+
+def main(devices: Collection[str]) -> None:
+    """Be a process that measures for another one: write a ``Measured`` as a line of JSON."""
+    answer: dict[str, Any]
+    try:
+        found = DeviceMonitor().measure(devices)
+        answer = {"devices": {uuid: asdict(memory) for uuid, memory in found.items()}}
+    except BackendUnavailableError as error:
+        answer = {"problem": error.message, "hint": error.hint}
+    sys.stdout.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

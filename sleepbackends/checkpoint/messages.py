@@ -1,4 +1,4 @@
-"""What is said between a process, its helper and whoever asks for a resume: lines of JSON."""
+"""What is said between a process and those that act for it: lines of JSON."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from sleepbackends.checkpoint.device_memory import DeviceMemory
 from sleepbackends.checkpoint.states import ProcessState
 
 LINE_BYTES = 64 << 10
@@ -81,4 +82,13 @@ class Hello(_Message):
     """Its process number."""
     problem: str = ""
     """Why it can do nothing; it ends then."""
+    hint: str = ""
+
+
+class Measured(_Message):
+    """What a process that measures devices found; see ``device_memory.main``."""
+
+    devices: dict[str, DeviceMemory] = {}
+    problem: str = ""
+    """Why it could not."""
     hint: str = ""

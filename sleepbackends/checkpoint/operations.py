@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sleepbackends.checkpoint import targets as targets_of
-from sleepbackends.checkpoint.device_memory import DeviceMonitor
+from sleepbackends.checkpoint.device_memory import DeviceMemory, DeviceMonitor
 from sleepbackends.checkpoint.driver import CheckpointDriver
 from sleepbackends.checkpoint.group import Driver, Group, Outcome
+from sleepbackends.checkpoint.measuring import Monitor, OutsideMonitor
 from sleepbackends.checkpoint.messages import Reply, Request
 from sleepbackends.checkpoint.runtime import Entry, RuntimeDirectory
 from sleepbackends.checkpoint.states import ProcessState
@@ -42,8 +43,8 @@ class Operations:
         Where the journal and the locks are.
     driver : Driver, optional
         Made when it is needed.
-    monitor : DeviceMonitor, optional
-        The same.
+    monitor : Monitor, optional
+        Measures devices; by default one that does so while this process is asleep, too.
     """
 
     def __init__(
@@ -51,12 +52,12 @@ class Operations:
         owner: Target,
         directory: RuntimeDirectory,
         driver: Driver | None = None,
-        monitor: DeviceMonitor | None = None,
+        monitor: Monitor | None = None,
     ) -> None:
         self._owner = owner
         self._directory = directory
         self._driver = driver
-        self._monitor = monitor
+        self._monitor = monitor or OutsideMonitor()
 
     @classmethod
     def elsewhere(cls, owner: Target, path: Path | None) -> Operations:
@@ -125,25 +126,25 @@ class Operations:
         )
 
     def _measure(self, request: Request, targets: Sequence[Target]) -> Reply:
-        monitor = self._need_monitor()
-        found = monitor.measure(request.devices).values()
-        told = {pid for memory in found for pid in memory.processes}
+        found = self._monitor.measure(request.devices)
+        told = {pid for memory in found.values() for pid in memory.processes}
         apart = not told.isdisjoint(target.pid for target in targets)
-        used = self._used_bytes(request.devices, targets) if apart else {}
+        by_all = (memory.used_bytes for memory in found.values())
+        # What is no device's identifier is an instance's.
+        partitioned = (d for d in request.devices if d not in found or found[d].is_partitioned)
         return Reply(
             id=request.id,
             ok=True,
-            used_bytes=sum(used.values() if apart else (memory.used_bytes for memory in found)),
+            used_bytes=sum(_used_bytes(found, targets).values() if apart else by_all),
             apart=apart,
-            partitioned=tuple(d for d in request.devices if monitor.is_partitioned(d)),
+            partitioned=tuple(partitioned),
         )
 
     def _suspend(self, request: Request, group: Group, targets: Sequence[Target]) -> Outcome:
         for target in targets:
             targets_of.check(target)
-        monitor = self._need_monitor()
-        needed: Mapping[str, int] = self._used_bytes(request.devices, targets)
-        before = monitor.measure(request.devices)
+        before = self._monitor.measure(request.devices)
+        needed = _used_bytes(before, targets)
         free = {uuid: memory.free_bytes for uuid, memory in before.items()}
         self._note("suspend", targets, needed, free)
         outcome = group.suspend(request.lock_timeout_s)
@@ -181,14 +182,14 @@ class Operations:
         Neighbours come and go meanwhile, and not every machine tells what each process used:
         the larger of the two figures counts.
         """
-        now = self._need_monitor().measure(free)
+        now = self._monitor.measure(free)
         freed = {uuid: memory.free_bytes - free[uuid] for uuid, memory in now.items()}
         return {uuid: max(size, used.get(uuid, 0), 0) for uuid, size in freed.items()}
 
     def _check_room(self, held: Mapping[str, int], request: Request) -> None:
         moved = dict(request.pairs)
         needed = {moved.get(uuid, uuid): size for uuid, size in held.items() if size}
-        for uuid, memory in self._need_monitor().measure(needed).items():
+        for uuid, memory in self._monitor.measure(needed).items():
             wanted = needed[uuid] + request.margin_bytes
             if memory.free_bytes < wanted:
                 raise DeviceMemoryError(
@@ -199,13 +200,6 @@ class Operations:
                     needed_bytes=wanted,
                     available_bytes=memory.free_bytes,
                 )
-
-    def _used_bytes(self, devices: Sequence[str], targets: Sequence[Target]) -> dict[str, int]:
-        pids = {target.pid for target in targets}
-        return {
-            uuid: sum(size for pid, size in memory.processes.items() if pid in pids)
-            for uuid, memory in self._need_monitor().measure(devices).items()
-        }
 
     def _note(
         self,
@@ -221,6 +215,11 @@ class Operations:
         self._driver = self._driver or CheckpointDriver()
         return self._driver
 
-    def _need_monitor(self) -> DeviceMonitor:
-        self._monitor = self._monitor or DeviceMonitor()
-        return self._monitor
+
+def _used_bytes(found: Mapping[str, DeviceMemory], targets: Sequence[Target]) -> dict[str, int]:
+    """Tell how much of each device these processes use, as far as the machine tells."""
+    pids = {target.pid for target in targets}
+    return {
+        uuid: sum(size for pid, size in memory.processes.items() if pid in pids)
+        for uuid, memory in found.items()
+    }

@@ -30,7 +30,7 @@ def probe() -> Availability:
     try:
         monitor = DeviceMonitor()
         version, devices = monitor.driver_version(), monitor.devices
-        split = [device for device in devices if monitor.is_partitioned(device)]
+        split = monitor.partitioned
     except SleepBackendsError as error:
         return Availability(False, error.message, error.hint)
     text = ".".join(map(str, version))

@@ -93,7 +93,7 @@ def test_mig(simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1234")
     reason("MIG")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr(DeviceMonitor, "is_partitioned", lambda *_: True)
+    monkeypatch.setattr(DeviceMonitor, "_is_partitioned", lambda *_: True)
     reason("MIG")
 
 

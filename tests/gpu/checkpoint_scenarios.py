@@ -289,6 +289,29 @@ def managed() -> None:
     say("done")
 
 
+def measures_asleep() -> None:
+    """A process that sleeps waits in the management library, and another one answers for it."""
+    from sleepbackends.checkpoint.device_memory import DeviceMonitor
+    from sleepbackends.checkpoint.measuring import OutsideMonitor
+
+    orchestrator = open_orchestrator("checkpoint")
+    tensor = pattern(64 * MIB, 11)
+    monitor = DeviceMonitor()
+    device = monitor.devices[0]
+    used = monitor.measure([device])[device].used_bytes
+    orchestrator.backend.suspend(1)
+    itself = threading.Thread(target=monitor.measure, args=[[device]])
+    itself.start()
+    fell = used - OutsideMonitor().measure([device])[device].used_bytes
+    itself.join(3.0)
+    waited = itself.is_alive()
+    orchestrator.backend.resume()
+    itself.join(30.0)
+    assert not itself.is_alive()
+    assert holds(tensor, 11)
+    say("done", fell=fell, waited=waited)
+
+
 def exits_asleep(mode: str) -> None:
     """The interpreter ends while the process is asleep."""
     orchestrator = open_orchestrator(mode)
@@ -376,6 +399,7 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     "helper_killed": helper_killed,
     "managed": managed,
     "exits_asleep": exits_asleep,
+    "measures_asleep": measures_asleep,
     "held": held,
     "nccl": nccl,
 }

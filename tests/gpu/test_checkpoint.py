@@ -144,6 +144,13 @@ def test_a_thread_that_launches_kernels_all_the_time() -> None:
         child.ends_well()
 
 
+def test_a_sleeping_process_has_devices_measured_by_another() -> None:
+    with scenario("measures_asleep") as child:
+        found = child.ends_well()
+        assert found["fell"] > 64 * MIB
+        assert found["waited"], "it could ask for itself"
+
+
 def test_a_helper_that_is_killed_while_the_process_sleeps() -> None:
     with scenario("helper_killed") as child:
         child.until("asleep")

@@ -215,9 +215,10 @@ def process(folder: str) -> dict[str, Any]:
     """cumem over a process checkpoint: the engine holds nothing while it is asleep."""
     from sleepbackends.checkpoint.device_memory import DeviceMonitor
     from sleepbackends.checkpoint.driver import CheckpointDriver
+    from sleepbackends.checkpoint.measuring import OutsideMonitor
 
-    monitor = DeviceMonitor()
-    device = monitor.devices[0]
+    monitor = OutsideMonitor()
+    device = DeviceMonitor().devices[0]
     before = monitor.measure([device])[device].used_bytes
     checks = Checks(folder, graphs=True)
     checks.note("the backend is both", checks.status()["backend"] == "cumem+checkpoint")

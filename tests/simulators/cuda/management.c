@@ -1,7 +1,8 @@
 /* The few calls of the management library (libnvidia-ml) that ask what is in use of a device.
  *
  * In the real world they are another library, which needs no context and no cuInit. Whoever opens
- * this file under that name finds them here.
+ * this file under that name finds them here. A process that is locked or checkpointed waits in them,
+ * as in the driver's own calls.
  */
 #include "sim.h"
 
@@ -28,6 +29,7 @@ static int number(const void *device)
 
 API int nvmlInit_v2(void)
 {
+    pool_wait_until_running();
     return NVML_SUCCESS;
 }
 
@@ -38,6 +40,7 @@ API int nvmlSystemGetDriverVersion(char *text, unsigned length)
 
 API int nvmlDeviceGetCount_v2(unsigned *count)
 {
+    pool_wait_until_running();
     *count = (unsigned)device_count();
     return NVML_SUCCESS;
 }
@@ -75,6 +78,7 @@ API int nvmlDeviceGetMemoryInfo(void *device, struct memory *out)
     struct process_use rows[64];
     int index = number(device);
 
+    pool_wait_until_running();
     pthread_mutex_lock(&sim.lock);
     size_t count = pool_processes(index, rows, 64);
     *out = (struct memory){.total = total_bytes(index)};
@@ -91,6 +95,7 @@ API int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count,
 {
     struct process_use rows[64];
 
+    pool_wait_until_running();
     pthread_mutex_lock(&sim.lock);
     unsigned found = (unsigned)pool_processes(number(device), rows, 64);
     pthread_mutex_unlock(&sim.lock);
