@@ -114,6 +114,7 @@ class CompositeBackend:
         self.capabilities = combined(outer.capabilities, inner.capabilities)
         """What the two can do together, in a sleep of any depth."""
         self._lock = TransitionLock()
+        self._outer_when_asleep: BackendState | None = None
 
     def capabilities_of_sleep(self, level: int, policies: Policies) -> Capabilities:
         """Return the flags of one sleep: the outer backend's own if the process stays awake."""
@@ -168,6 +169,7 @@ class CompositeBackend:
                     check()
                 steps = [self.outer.suspend(level, policies=policies, control=control)]
                 if deep:
+                    self._outer_when_asleep = self.outer.state()
                     steps.append(self.inner.suspend(level, policies=policies, control=control))
                 wanted = {tag: policies.at(tag, level) for tag in before.tags}
             return SuspendReport(
@@ -210,7 +212,8 @@ class CompositeBackend:
             steps: list[TransitionReport] = []
             if wanted and self._process_asleep():
                 steps.append(self.inner.resume(control=control))
-            ours = wanted & set(self.outer.state().tags)
+                self._outer_when_asleep = None
+            ours = wanted - set(self.inner.state().tags)
             if ours or everything:
                 steps.append(self.outer.resume(None if everything else ours, control=control))
             after = self.state()
@@ -268,14 +271,21 @@ class CompositeBackend:
         Guarantee: if it raises, nothing changed.
         """
         with self._transition("mark_valid", None) as (_, before):
-            known = set(self.outer.state().tags)
             check_tags(tags, before.tags, "mark_valid")
-            if ours := frozenset(tags) & known:
+            if ours := frozenset(tags) - set(self.inner.state().tags):
                 self.outer.mark_valid(ours)
 
     def state(self) -> BackendState:
-        """Return what is where, of both; never waits and changes nothing."""
-        outer, inner = self.outer.state(), self.inner.state()
+        """Return what is where, of both; never waits and changes nothing.
+
+        What was freed while the process was asleep is counted until it wakes up.
+        """
+        inner = self.inner.state()
+        outer = self._outer_when_asleep if inner.asleep_tags() else None
+        if outer is None:
+            # Not asked of one whose process sleeps: a thread that waits for the driver may
+            # hold its locks, and nobody could wake the process any more.
+            outer = self.outer.state()
         tags = {**outer.tags, **inner.tags}
         return BackendState(MappingProxyType(tags), context_released=bool(inner.asleep_tags()))
 

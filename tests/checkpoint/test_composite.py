@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -224,6 +226,38 @@ def test_nothing_calls_the_driver_while_the_process_sleeps(both: Setup) -> None:
         both.backend.resume(["typo"])
     both.orchestrator.wake_up()
     both.check()
+
+
+@pytest.mark.parametrize("call", ["free", "allocate"])
+def test_a_thread_that_waits_for_the_driver_keeps_nobody_from_waking(
+    both: Setup, devices: SharedDevices, call: str
+) -> None:
+    """It may hold locks that whoever frees and allocates needs."""
+    extra = both.backend.allocate("kv_cache", KV_CACHE)
+    space = both.backend.outer._space
+    calls = {"free": partial(space.free, extra), "allocate": partial(space.allocate, "x", MIB, 0)}
+    both.orchestrator.sleep(1)
+    seen = [both.orchestrator.state().memory]
+
+    def wake() -> None:
+        seen.append(both.orchestrator.state().memory)
+        both.orchestrator.wake_up()
+
+    waiting, waking = Thread(target=calls[call]), Thread(target=wake)
+    try:
+        waiting.start()
+        waiting.join(0.1)
+        assert waiting.is_alive(), "its call needs the device"
+        waking.start()
+        waking.join(20)
+        assert not waking.is_alive()
+    finally:
+        devices.put_state(ME, 0)  # where it fails, all go on
+        waiting.join()
+        waking.join()
+    assert seen[0] == seen[1]
+    both.check()
+    assert both.residency("weights") is Residency.RESIDENT
 
 
 def test_a_process_that_cannot_be_locked_leaves_the_memory_asleep(
