@@ -19,7 +19,7 @@ CALL = "cuCheckpointProcess"
 
 @pytest.fixture
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedDevices]:
-    monkeypatch.setenv("SLEEPBACKENDS_SIM_SHARED", str(tmp_path / "devices"))
+    monkeypatch.setenv("SIMULATED_CUDA_SHARED", str(tmp_path / "devices"))
     devices = SharedDevices(tmp_path / "devices")
     yield devices
     devices.close()

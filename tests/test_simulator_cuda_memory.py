@@ -200,8 +200,8 @@ class TestBudget:
         self, simulator: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = tmp_path / "devices"
-        monkeypatch.setenv("SLEEPBACKENDS_SIM_SHARED", str(path))
-        monkeypatch.setenv("SLEEPBACKENDS_SIM_TOTAL_BYTES", str(4 * UNIT_BYTES))
+        monkeypatch.setenv("SIMULATED_CUDA_SHARED", str(path))
+        monkeypatch.setenv("SIMULATED_CUDA_TOTAL_BYTES", str(4 * UNIT_BYTES))
         cuda = Driven()
         cuda.create()
         body = "cuda.create(2 * UNIT_BYTES); print(cuda.free_bytes(), flush=True); input()"

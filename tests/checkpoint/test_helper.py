@@ -325,7 +325,7 @@ def test_what_happens_when_the_owner_dies(
 def test_a_helper_that_cannot_work_says_why(
     helped: Helped, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SLEEPBACKENDS_SIM_DEVICES", "0")
+    monkeypatch.setenv("SIMULATED_CUDA_DEVICES", "0")
     with pytest.raises(BackendUnavailableError, match="NO_DEVICE"):
         helped.call("ping")
 

@@ -36,7 +36,7 @@ def neighbour(
     simulator: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[SharedDevices]:
     path = tmp_path / "shared"
-    monkeypatch.setenv("SLEEPBACKENDS_SIM_SHARED", str(path))
+    monkeypatch.setenv("SIMULATED_CUDA_SHARED", str(path))
     simulator.set_total_bytes(16 * MIB)
     shared = SharedDevices(path)
     yield shared

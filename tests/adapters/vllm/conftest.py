@@ -45,8 +45,7 @@ def vllm(version: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReleasedVllm
     except UnavailableError as error:
         pytest.skip(str(error))
     for name in [name for name in os.environ if name.startswith(("SLEEPBACKENDS_", "VLLM_"))]:
-        if not name.startswith("SLEEPBACKENDS_SIM"):
-            monkeypatch.delenv(name)
+        monkeypatch.delenv(name)
     if version not in SUPPORTED:
         newest = list(SUPPORTED.values())[-1]
         monkeypatch.setattr(versions, "SUPPORTED", {**SUPPORTED, version: newest})

@@ -17,9 +17,18 @@ from tests.adapters.vllm.conftest import MakeEngine
 from tests.adapters.vllm.engine import Engine
 from tests.adapters.vllm.model import memory
 from tests.checkpoint.conftest import use_simulated_libraries
-from tests.simulators.cuda import Simulator
+from tests.native.fixtures import DEVICES
+from tests.simulators.cuda import Simulator, build, environment
 
 ALL = {"weights", "kv_cache"}
+
+
+@pytest.fixture(autouse=True)
+def shared_devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The devices of whatever process asks, such as one that measures them."""
+    shared = tmp_path / "devices"
+    for name, value in environment(build().parent, DEVICES, shared=shared).items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ static uint64_t setting(const char *name, uint64_t otherwise)
 /* Before cuInit too, as management tools ask. */
 int device_count(void)
 {
-    return sim.device_count < 0 ? (int)setting("SLEEPBACKENDS_SIM_DEVICES", 1) : sim.device_count;
+    return sim.device_count < 0 ? (int)setting("SIMULATED_CUDA_DEVICES", 1) : sim.device_count;
 }
 
 API CUresult cuInit(unsigned flags)
@@ -164,7 +164,7 @@ uint64_t total_bytes(int device)
 {
     if (sim.total[device])
         return sim.total[device];
-    return setting("SLEEPBACKENDS_SIM_TOTAL_BYTES", DEFAULT_TOTAL_BYTES);
+    return setting("SIMULATED_CUDA_TOTAL_BYTES", DEFAULT_TOTAL_BYTES);
 }
 
 static CUresult device_enter(enum call call, const void *out, int device)

@@ -65,11 +65,11 @@ def environment(
     found = dict(os.environ)
     paths = [str(lib_dir), *filter(None, [found.get("LD_LIBRARY_PATH")])]
     found["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
-    found["SLEEPBACKENDS_SIM_DEVICES"] = str(devices)
+    found["SIMULATED_CUDA_DEVICES"] = str(devices)
     for name, value in (("TOTAL_BYTES", total_bytes), ("SHARED", shared)):
-        found.pop(f"SLEEPBACKENDS_SIM_{name}", None)
+        found.pop(f"SIMULATED_CUDA_{name}", None)
         if value is not None:
-            found[f"SLEEPBACKENDS_SIM_{name}"] = str(value)
+            found[f"SIMULATED_CUDA_{name}"] = str(value)
     return found
 
 

@@ -87,7 +87,7 @@ static void initialise(struct pool *at)
 
 void pool_open(void)
 {
-    const char *path = getenv("SLEEPBACKENDS_SIM_SHARED");
+    const char *path = getenv("SIMULATED_CUDA_SHARED");
     struct stat status;
 
     if (pool)

@@ -43,7 +43,7 @@ class Mishap(IntEnum):
 class SharedDevices:
     """The file through which processes with the simulated driver share devices.
 
-    They name it in ``SLEEPBACKENDS_SIM_SHARED``. What a process used counts until it ends, in
+    They name it in ``SIMULATED_CUDA_SHARED``. What a process used counts until it ends, in
     whatever way. Any process may move the budget, or take memory without having the driver.
 
     Parameters

@@ -40,7 +40,7 @@ static uint64_t from_environment(const char *name, uint64_t otherwise) {
 static void defaults(void) {
   for (int i = 0; i < MAX_DEVICES; i++) {
     devices[i] = (Device){.object = {devices[i].object.loaders, DEVICE, NULL}, .number = i, .type = 1};
-    devices[i].total = (size_t)from_environment("SLEEPBACKENDS_SIM_ZE_TOTAL_BYTES", (uint64_t)8 << 30);
+    devices[i].total = (size_t)from_environment("SIMULATED_ZE_TOTAL_BYTES", (uint64_t)8 << 30);
   }
   world.stale_byte = 0xd7;
   world.import_limit = SIZE_MAX;
@@ -52,7 +52,7 @@ static void defaults(void) {
 /* The loader asks for devices as soon as it has the driver. */
 __attribute__((constructor)) void set_up(void) {
   defaults();
-  world.n_devices = (uint32_t)from_environment("SLEEPBACKENDS_SIM_ZE_DEVICES", 1);
+  world.n_devices = (uint32_t)from_environment("SIMULATED_ZE_DEVICES", 1);
   if (world.n_devices > MAX_DEVICES) world.n_devices = MAX_DEVICES;
 }
 

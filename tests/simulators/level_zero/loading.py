@@ -50,7 +50,7 @@ def load() -> Simulator:
 def environment(devices: int = 1, total_bytes: int | None = None) -> dict[str, str]:
     """Return this process's environment with the simulated driver in it, for a subprocess."""
     found = dict(os.environ)
-    found |= {_DRIVERS: str(build()), _SYSMAN: "1", "SLEEPBACKENDS_SIM_ZE_DEVICES": str(devices)}
+    found |= {_DRIVERS: str(build()), _SYSMAN: "1", "SIMULATED_ZE_DEVICES": str(devices)}
     if total_bytes is not None:
-        found["SLEEPBACKENDS_SIM_ZE_TOTAL_BYTES"] = str(total_bytes)
+        found["SIMULATED_ZE_TOTAL_BYTES"] = str(total_bytes)
     return found
