@@ -158,20 +158,19 @@ class CompositeBackend:
         with self._transition("suspend", control) as (control, before):
             started = time.perf_counter()
             deep = bool(level) and self._reaches_process(level, policies)
+            wanted = {tag: policies.at(tag, level) for tag in before.tags}
+            steps: list[TransitionReport] = []
             if self._process_asleep():
                 # Calls into the driver would wait, and all that could be released is.
-                steps: list[TransitionReport] = []
-                wanted = {tag: policies.at(tag, level) for tag in before.tags}
                 _refuse_conflicts(before, wanted)
             else:
                 check: Callable[[], None] | None = getattr(self.inner, "check_suspend", None)
                 if deep and check is not None:
                     check()
-                steps = [self.outer.suspend(level, policies=policies, control=control)]
+                steps.append(self.outer.suspend(level, policies=policies, control=control))
                 if deep:
                     self._outer_when_asleep = self.outer.state()
                     steps.append(self.inner.suspend(level, policies=policies, control=control))
-                wanted = {tag: policies.at(tag, level) for tag in before.tags}
             return SuspendReport(
                 backend=self.name,
                 operation="suspend",
@@ -318,11 +317,17 @@ class CompositeBackend:
         return found
 
     def close(self) -> None:
-        """Close the inner backend, which wakes the process if it can, then the outer one.
+        """Wake the process if it is asleep, and close both backends; once that is done, nothing.
 
-        Repeating the call does nothing.
+        Raises
+        ------
+        SleepBackendsError
+            If the process cannot be woken, without which the outer backend cannot give
+            anything back. Nothing was closed, and the call can be repeated.
         """
         with self._lock.hold("close", Control()):
+            if self._process_asleep():
+                self.inner.resume()
             self.inner.close()
             self.outer.close()
 

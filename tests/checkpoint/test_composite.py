@@ -314,6 +314,34 @@ def test_closing_wakes_the_process_first(both: Setup, devices: SharedDevices) ->
     assert read(both.plain, 5) == b"plain"
 
 
+def test_closing_without_room_can_be_repeated(both: Setup, devices: SharedDevices) -> None:
+    """Whatever the outer backend gives back needs the driver."""
+    both.orchestrator.sleep(1)
+    devices.set_budget_bytes(SIZE - 1)
+    errors: list[Exception] = []
+
+    def close() -> None:
+        try:
+            both.orchestrator.close()
+        except DeviceMemoryError as error:
+            errors.append(error)
+
+    closing = Thread(target=close)
+    closing.start()
+    closing.join(20)
+    waits = closing.is_alive()
+    if waits:
+        devices.put_state(ME, 0)
+    closing.join()
+    assert not waits
+    assert len(errors) == 1
+    assert devices.checkpoint_state(ME) == 2
+    devices.set_budget_bytes(None)
+    both.orchestrator.close()
+    assert devices.checkpoint_state(ME) == 0
+    assert read(both.plain, 5) == b"plain"
+
+
 def test_names_that_cannot_be_put_together(
     devices: SharedDevices, simulator: Simulator, runtime: Path
 ) -> None:
