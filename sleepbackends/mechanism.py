@@ -89,7 +89,7 @@ class Mechanism(ABC):
         """
 
     def batches(self, blocks: Sequence[Block]) -> Iterable[Sequence[Block]]:
-        """Cut blocks, in their order, into what is mapped at once: one each."""
+        """Cut blocks, in their order, into what is mapped or unmapped at once: one each."""
         return ([block] for block in blocks)
 
     def unmap_all(self, blocks: Sequence[Block], done: list[Block]) -> None:

@@ -45,7 +45,8 @@ def suspend(
     dropped: list[Block] = []
     try:
         stranded = [block for block in offload if block.placement.owed]
-        _offload(mechanism, ledger, stranded, moved, control)
+        for batch in mechanism.batches(stranded):
+            _offload(mechanism, ledger, batch, moved, control)
         # Closed here, not whenever the traceback lets go of it: copies may be under way.
         with closing(_save(mechanism, ledger, unsaved, moved, control)) as saved:
             for _ in saved:
@@ -149,13 +150,11 @@ def _offload(
 
 
 def _unmap(
-    mechanism: Mechanism, ledger: Ledger, move: Move, blocks: Sequence[Block], gone: list[Block]
+    mechanism: Mechanism, ledger: Ledger, move: Move, batch: Sequence[Block], gone: list[Block]
 ) -> None:
-    if not blocks:
-        return
     done: list[Block] = []
     try:
-        mechanism.unmap_all(blocks, done)
+        mechanism.unmap_all(batch, done)
     finally:
         ledger.apply(move, *done)
         gone += done
@@ -170,7 +169,8 @@ def _drop(
 ) -> None:
     try:
         with control.phase("drop"):
-            _unmap(mechanism, ledger, Move.DISCARD, blocks, dropped)
+            for batch in mechanism.batches(blocks):
+                _unmap(mechanism, ledger, Move.DISCARD, batch, dropped)
     finally:
         ledger.bump_epochs(dropped)
 
