@@ -86,3 +86,25 @@ IN_PROCESS = Capabilities(
     owns_allocations=True,
 )
 """What memory that is unmapped and mapped again inside one process can promise."""
+
+
+def combined(outer: Capabilities, inner: Capabilities) -> Capabilities:
+    """Compute what two backends can do together.
+
+    Tags are the outer one's business; what survives has to survive both.
+    """
+    return Capabilities(
+        supports_selective_release=outer.supports_selective_release,
+        supports_selective_resume=outer.supports_selective_resume,
+        supports_offload=outer.supports_offload and inner.supports_offload,
+        preserves_addresses=outer.preserves_addresses and inner.preserves_addresses,
+        preserves_communicators=outer.preserves_communicators and inner.preserves_communicators,
+        preserves_compiled_artifacts=outer.preserves_compiled_artifacts
+        and inner.preserves_compiled_artifacts,
+        preserves_graphs_with_communicators=outer.preserves_graphs_with_communicators
+        and inner.preserves_graphs_with_communicators,
+        supports_staging=outer.supports_staging,
+        supports_durable_storage=inner.supports_durable_storage,
+        releases_device_context=outer.releases_device_context or inner.releases_device_context,
+        owns_allocations=outer.owns_allocations,
+    )

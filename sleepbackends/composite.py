@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from sleepbackends.capabilities import Capabilities
+from sleepbackends.capabilities import Capabilities, combined
 from sleepbackends.control import Control
 from sleepbackends.errors import (
     ConfigurationError,
@@ -44,28 +44,6 @@ _KEEP = TagPolicy(Policy.KEEP, Policy.KEEP)
 _OFFLOAD = TagPolicy(Policy.OFFLOAD, Policy.OFFLOAD)
 
 
-def combined(outer: Capabilities, inner: Capabilities) -> Capabilities:
-    """Compute what two backends can do together.
-
-    Tags are the outer one's business; what survives has to survive both.
-    """
-    return Capabilities(
-        supports_selective_release=outer.supports_selective_release,
-        supports_selective_resume=outer.supports_selective_resume,
-        supports_offload=outer.supports_offload and inner.supports_offload,
-        preserves_addresses=outer.preserves_addresses and inner.preserves_addresses,
-        preserves_communicators=outer.preserves_communicators and inner.preserves_communicators,
-        preserves_compiled_artifacts=outer.preserves_compiled_artifacts
-        and inner.preserves_compiled_artifacts,
-        preserves_graphs_with_communicators=outer.preserves_graphs_with_communicators
-        and inner.preserves_graphs_with_communicators,
-        supports_staging=outer.supports_staging,
-        supports_durable_storage=inner.supports_durable_storage,
-        releases_device_context=outer.releases_device_context or inner.releases_device_context,
-        owns_allocations=outer.owns_allocations,
-    )
-
-
 class CompositeBackend:
     """An outer backend over an inner one that takes the whole process.
 
@@ -78,7 +56,8 @@ class CompositeBackend:
         Owns memory by tag.
     inner : SleepModeBackend
         Owns none: its tags stand for all that the process holds. May have
-        ``check_suspend()``, which refuses what would fail before the outer one begins.
+        ``check_suspend()``, which refuses what would fail before the outer one begins, and
+        ``process_states()``, which notices whether somebody else has woken the process.
     settings : BackendSettings, optional
         What is common to all backends.
     depth : {"memory", "process"}
@@ -364,6 +343,9 @@ class CompositeBackend:
     ) -> Iterator[tuple[Control, BackendState]]:
         control = control or Control()
         with self._lock.hold(operation, control):
+            look: Callable[[], object] | None = getattr(self.inner, "process_states", None)
+            if look is not None and self._process_asleep():
+                look()
             before = self.state()
             try:
                 yield control, before

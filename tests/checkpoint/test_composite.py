@@ -14,9 +14,10 @@ import pytest
 
 from benchmarks.scaling.cases import CASES
 from benchmarks.scaling.spec import Spec
-from sleepbackends.capabilities import IN_PROCESS, Capabilities
+from sleepbackends.capabilities import IN_PROCESS, Capabilities, combined
 from sleepbackends.checkpoint.backend import TAG, CheckpointBackend
-from sleepbackends.composite import CompositeBackend, combined
+from sleepbackends.checkpoint.waking import wake
+from sleepbackends.composite import CompositeBackend, Depth
 from sleepbackends.config import SleepConfig
 from sleepbackends.errors import (
     CheckpointRefusedError,
@@ -226,6 +227,23 @@ def test_nothing_calls_the_driver_while_the_process_sleeps(both: Setup) -> None:
         both.backend.resume(["typo"])
     both.orchestrator.wake_up()
     both.check()
+
+
+@pytest.mark.parametrize("depth", ["process", "memory"])
+def test_a_process_that_somebody_else_has_woken_is_not_taken_for_asleep(
+    devices: SharedDevices, simulator: Simulator, runtime: Path, depth: Depth
+) -> None:
+    inner = {"runtime_directory": runtime, "device_margin_bytes": 0}
+    both = Setup(runtime, checkpoint=inner)
+    both.orchestrator.sleep(1)
+    assert wake(ME, runtime).changed
+    both.backend.suspend(1, depth=depth)
+    asleep = depth == "process"
+    assert both.orchestrator.state().memory.context_released is asleep
+    assert devices.checkpoint_state(ME) == (2 if asleep else 0)
+    both.orchestrator.wake_up()
+    both.check()
+    both.orchestrator.close()
 
 
 @pytest.mark.parametrize("call", ["free", "allocate"])
