@@ -86,7 +86,9 @@ def wake(pid: int, directory: Path | None = None, *, force: bool = False) -> Wok
     reply = _ask_helper(runtime.socket_of(owner.pid), request, entry)
     by = "its helper"
     if reply is None:
-        reply = Operations.elsewhere(owner, runtime.path).answer(request)
+        itself = pid == os.getpid()  # which waits for ever where it asks for itself
+        here = Operations(owner, runtime) if itself else Operations.elsewhere(owner, runtime.path)
+        reply = here.answer(request)
         by = "this process"
     if not reply.ok:
         raise error_of("resume", reply)

@@ -351,6 +351,17 @@ def test_a_helper_that_is_killed_at_a_step(
     assert read(address, 7) == b"weights"
 
 
+def test_a_process_whose_helper_is_gone_wakes_itself_as_another_would(
+    make: Make, devices: SharedDevices, runtime: Path
+) -> None:
+    backend = make()
+    backend.suspend(1)
+    assert backend.helper_pid is not None
+    os.kill(backend.helper_pid, signal.SIGKILL)
+    assert wake(ME, runtime).by == "this process"
+    assert devices.checkpoint_state(ME) == 0
+
+
 def test_a_helper_that_is_killed_over_a_question(make: Make, devices: SharedDevices) -> None:
     backend = make()
     for call in (backend.suspend, backend.resume):
