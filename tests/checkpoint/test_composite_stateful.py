@@ -215,7 +215,7 @@ def test_no_byte_is_lost(
     run_state_machine_as_test(
         partial(Machine, both, devices, simulator, runtime),  # type: ignore[arg-type] # a factory
         settings=settings(
-            max_examples=60,
+            max_examples=40,
             stateful_step_count=12,
             deadline=None,
             suppress_health_check=list(HealthCheck),
