@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sleepbackends.bench.first_time import do_once
+from sleepbackends.bench.host_memory import touch_host_memory
 from sleepbackends.bench.machine import describe
 from sleepbackends.bench.peers import Allocator, open_allocator
 from sleepbackends.bench.request import DESCRIBE, FIRST_TIME, Spec
@@ -252,7 +252,7 @@ def main(arguments: list[str]) -> None:
     if spec.peer == DESCRIBE:
         rows.write_text(json.dumps(describe()) + "\n")
     elif spec.peer == FIRST_TIME:
-        do_once(int(spec.weights_gib * GIB), CudaDriver(), range(spec.devices))
+        touch_host_memory(int(spec.weights_gib * GIB), CudaDriver())
     elif spec.peer == PLAIN_COPY:
         measure_copies(spec, emit)
     elif spec.peer == IN_TURN:

@@ -8,13 +8,16 @@ the GIL in driver calls and are refused.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from sleepbackends.cuda_bindings import bindings_problem
+from sleepbackends.cumem import fingerprint, packing
 from sleepbackends.cumem.captures import Aside
+from sleepbackends.cumem.compiler import Compiler
 from sleepbackends.cumem.current import Current
 from sleepbackends.cumem.errors import error_of
 from sleepbackends.cumem.fingerprint import CudaFingerprints
@@ -28,10 +31,12 @@ from sleepbackends.errors import (
     MechanismError,
     SleepBackendsError,
 )
-from sleepbackends.vmm.driver import DOING, LaneUse
+from sleepbackends.vmm.driver import DOING, KernelUse, LaneUse
 from sleepbackends.vmm.driver_errors import native_error
 from sleepbackends.vmm.fingerprint import Pending, Span
 from sleepbackends.vmm.packing.protocol import Packing
+
+logger = logging.getLogger(__name__)
 
 LIBRARY = "libcuda.so.1"
 
@@ -59,6 +64,7 @@ class CudaDriver:
         self._cu: Any = driver
         self._contexts: dict[int, Any] = {}
         self._lanes: dict[tuple[int, LaneUse], CudaLane] = {}
+        self.compiler = Compiler()
         self.fingerprints = CudaFingerprints(self)
         self._packings = CudaPackings(self)
         self._lock = threading.Lock()
@@ -152,11 +158,20 @@ class CudaDriver:
         """Return what packs the memory of a device; None if that cannot be."""
         return self._packings.get(device)
 
-    def get_ready(self, device: int, *, packing: bool) -> None:
-        """Have the kernels of a device compiled and loaded, where they can be had."""
-        self.fingerprint(device, [Span(0, 0)])
-        if packing:
+    def compile(self, device: int, use: KernelUse) -> None:
+        """Have the kernels of a device compiled, where they can be; nothing is loaded."""
+        source = packing.kernel_source if use == "packing" else fingerprint.kernel_source
+        try:
+            self.compiler.image(source(), self.architecture(device))
+        except (SleepBackendsError, OSError) as error:
+            logger.debug("the kernels for %s are not compiled: %s", use, error)
+
+    def load(self, device: int, use: KernelUse) -> None:
+        """Have the kernels of a device there, where they can be had."""
+        if use == "packing":
             self.packing(device)
+        else:
+            self.fingerprint(device, [Span(0, 0)])
 
     def synchronize(self, device: int) -> None:
         """Wait for everything that anybody queued on the device."""

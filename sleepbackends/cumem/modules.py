@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from sleepbackends.cumem.images import Images
 from sleepbackends.cumem.nvrtc import KernelSource
 from sleepbackends.errors import MechanismError, SleepBackendsError
 
@@ -43,16 +42,17 @@ class Module:
         self._device = device
         self._name = source.name
         self._names = tuple(names)
-        images, architecture = Images(source), driver.architecture(device)
-        kept = images.cached(architecture)
-        image = images.compiled(architecture) if kept is None else kept
+        compiler, architecture = driver.compiler, driver.architecture(device)
+        image = compiler.image(source, architecture)
         try:
             self._load(image)
         except MechanismError as error:
-            if kept is None:
+            # One that was kept on disk may be of no use to this driver.
+            other = compiler.other_than(image, source, architecture)
+            if other is None:
                 raise
             logger.debug("the kernels that were kept cannot be loaded: %s", error.message)
-            self._load(images.compiled(architecture))
+            self._load(other)
 
     def __getitem__(self, name: str) -> Any:
         """Return a kernel."""

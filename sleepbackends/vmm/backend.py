@@ -209,7 +209,8 @@ class VmmBackend(VmmMechanism[OptionsT]):
         self._staging = Staging(
             *(self._driver, self._ring, self._packer, self._copies),
             partial(self._locked, "stage", Control()),
-            *(partial(self._stageable, wanted), partial(self._prepare, at_ease=True), limit_gib_s),
+            *(partial(self._stageable, wanted), self._have_kernels),
+            *(partial(self._prepare, at_ease=True), limit_gib_s),
         )
         self._staging.ended.add_done_callback(lambda _: self._share())
         return self._staging.start() if background else self._staging.run()

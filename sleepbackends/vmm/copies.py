@@ -66,26 +66,34 @@ class Copies:
         """The most bytes of a chunk."""
         return min(CHUNK_BYTES, self._store.chunk_limit_bytes or CHUNK_BYTES)
 
-    def check_room(self, blocks: Sequence[Block], spare: Spare, live_ranges: LiveRanges) -> None:
-        """Check that all these blocks can be saved, if need be at the cost of spare copies.
-
-        What fits as it is, is sure to fit. Otherwise a sample of the bytes tells how well they
-        pack: what passes then fits as far as the sample does not mislead, and a suspend that
-        finds out better is undone.
+    def check_room(self, blocks: Sequence[Block]) -> None:
+        """Check that all these blocks can be saved as they are, beside the copies there are.
 
         Raises
         ------
         NoRoomError
             If they cannot.
         """
-        new = [block for block in blocks if not self._usable(block)]
-        needed = sum(self._round(block.size_bytes) for block in new)
-        try:
-            self._store.check_room(needed)
-        except NoRoomError:
-            outlook = self._outlook(new, live_ranges, at_ease=False)
-            needed = min(needed, sum(sum(map(self._room_bytes, each)) for each in outlook))
-            self._with_room(spare, lambda: self._store.check_room(needed))
+        self._store.check_room(self._needed_bytes(self._new(blocks)))
+
+    def check_room_packed(
+        self, blocks: Sequence[Block], spare: Spare, live_ranges: LiveRanges
+    ) -> None:
+        """Check that all these blocks can be saved packed, if need be instead of spare copies.
+
+        A sample of the bytes tells how well they pack: what passes fits as far as the sample does
+        not mislead, and a suspend that finds out better is undone.
+
+        Raises
+        ------
+        NoRoomError
+            If they cannot.
+        """
+        new = self._new(blocks)
+        outlook = self._outlook(new, live_ranges, at_ease=False)
+        packed = sum(sum(map(self._room_bytes, each)) for each in outlook)
+        needed = min(self._needed_bytes(new), packed)
+        self._with_room(spare, lambda: self._store.check_room(needed))
 
     def prepare(
         self,
@@ -107,7 +115,7 @@ class Copies:
         NoRoomError
             If there is no room; copies that were there are still there, unless spare.
         """
-        new = [block for block in blocks if not self._usable(block)]
+        new = self._new(blocks)
         for block in new:
             self.drop(block)
         outlook = self._outlook(new, live_ranges, at_ease=at_ease)
@@ -216,6 +224,12 @@ class Copies:
 
     def _round(self, size_bytes: int) -> int:
         return host.round_up(size_bytes, self._store.unit_bytes)
+
+    def _new(self, blocks: Sequence[Block]) -> list[Block]:
+        return [block for block in blocks if not self._usable(block)]
+
+    def _needed_bytes(self, blocks: Sequence[Block]) -> int:
+        return sum(self._round(block.size_bytes) for block in blocks)
 
     def _usable(self, block: Block) -> bool:
         copy = self._copies.get(block.address)

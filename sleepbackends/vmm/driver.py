@@ -31,6 +31,10 @@ DOING: dict[LaneUse, str] = {
 """What a lane is for, in messages."""
 
 
+KernelUse = Literal["fingerprint", "packing"]
+"""What kernels of ours are for."""
+
+
 class Event(Protocol):
     """A point in the work of a lane."""
 
@@ -163,11 +167,17 @@ class Driver(Protocol):
         """
         ...
 
-    def get_ready(self, device: int, *, packing: bool) -> None:
-        """Do what the first fingerprints, or the first packing, would wait for.
+    def compile(self, device: int, use: KernelUse) -> None:
+        """Have the kernels of a device compiled, which may take seconds, and load nothing.
 
-        It may take seconds, and wait for what is running on the device. Never raises because
-        something is missing.
+        Never raises because something is missing. Whoever needs them meanwhile waits.
+        """
+        ...
+
+    def load(self, device: int, use: KernelUse) -> None:
+        """Have the kernels of a device there, with the device memory they take.
+
+        It may wait for what is running on the device. Never raises because something is missing.
         """
         ...
 

@@ -13,6 +13,7 @@ from sleepbackends.control import Control, Progress
 from sleepbackends.errors import (
     ContentsLostError,
     DeviceMemoryError,
+    NoRoomError,
     SleepBackendsError,
     add_note,
 )
@@ -22,13 +23,14 @@ from sleepbackends.settings import BackendSettings
 from sleepbackends.vmm.address_space import AddressSpace, Extent
 from sleepbackends.vmm.copies import Choices, Copies
 from sleepbackends.vmm.driver import Direction, Driver
+from sleepbackends.vmm.fingerprint import Pending, Span
 from sleepbackends.vmm.host_copy import Chunk, HostCopy
 from sleepbackends.vmm.mover import SubjectT, Work, move
 from sleepbackends.vmm.packing.packer import Packer, PackingMode
 from sleepbackends.vmm.places import Store
 from sleepbackends.vmm.reclaim import Reclaim
 from sleepbackends.vmm.ring import Ring
-from sleepbackends.vmm.saving import Restored, to_restore, to_save, together
+from sleepbackends.vmm.saving import Restored, learn, to_restore, to_save, together
 from sleepbackends.vmm.verify import Verify, is_intact
 from sleepbackends.vmm.warm_up import WarmUp
 
@@ -81,6 +83,7 @@ class VmmMechanism(BaseBackend[OptionsT]):
         self._reclaim = Reclaim(driver)
         self._warm_up = WarmUp(driver, packs=packing != "off")
         self._given_up: set[int] = set()
+        self._reserved: set[Block] = set()
 
     @abstractmethod
     def device_name(self, device: int) -> str:
@@ -110,8 +113,12 @@ class VmmMechanism(BaseBackend[OptionsT]):
 
     def check_room_to_save(self, blocks: Sequence[Block]) -> None:
         """Check that the store can hold the bytes of these blocks."""
-        spare, live_ranges = partial(self._spare, blocks), self._space.live_ranges
-        self._copies.check_room(blocks, spare, live_ranges)
+        try:
+            self._copies.check_room(blocks)
+        except NoRoomError:
+            self._warm_up.wait({_extent(block).device for block in blocks})
+            spare, live_ranges = partial(self._spare, blocks), self._space.live_ranges
+            self._copies.check_room_packed(blocks, spare, live_ranges)
 
     def _spare(self, besides: Sequence[Block]) -> list[Block]:
         """List the blocks with a copy that nothing depends on."""
@@ -134,7 +141,7 @@ class VmmMechanism(BaseBackend[OptionsT]):
         started = time.perf_counter()
         with control.phase("survey"):
             for device in {_extent(block).device for block in blocks}:
-                if not self._packer.get_ready(device):
+                if self._warm_up.lacks(device, "packing") or not self._packer.get_ready(device):
                     self._packer.do_without(device)
             known = self._prepare(blocks)
         pairs = [(block, self._copies[block]) for block in blocks]
@@ -145,7 +152,8 @@ class VmmMechanism(BaseBackend[OptionsT]):
             pairs = [(block, copy) for block, copy in pairs if copy.chunks]
         always_known, known_at_once = self._verify != "off", self._store.fingerprints_all
         make_writable = self._make_writable(blocks)
-        works_to_do = to_save(self._driver, self._packer, pairs, known, control, make_writable)
+        parts = self._fingerprint, self._packer, pairs, known, control, make_writable
+        works_to_do = to_save(*parts)
         with closing(self._move(works_to_do, "down")) as works:
             for work in works:
                 saved = work.subject
@@ -158,6 +166,16 @@ class VmmMechanism(BaseBackend[OptionsT]):
                 if saved.blocks:
                     yield saved.blocks
         self._note_rate(control.progress, started)
+
+    def _have_kernels(self, devices: Iterable[int]) -> None:
+        self._warm_up.wait(devices)
+        for device in devices:
+            self._driver.load(device, "fingerprint")
+            self._packer.get_ready(device)
+
+    def _fingerprint(self, device: int, spans: Sequence[Span]) -> Pending | None:
+        lacks = self._warm_up.lacks(device, "fingerprint")
+        return None if lacks else self._driver.fingerprint(device, spans)
 
     def _note_rate(self, progress: Progress, started: float) -> None:
         copied_bytes = progress.done_bytes - progress.clean_bytes
@@ -185,6 +203,7 @@ class VmmMechanism(BaseBackend[OptionsT]):
             After all blocks were copied, if the saved bytes of some are damaged.
         """
         damaged: list[Block] = []
+        restored: list[HostCopy] = []
         for device in self._packer.devices():
             # Slots that a suspend has left because they may be in use are not used meanwhile.
             if not self._copies.is_settled(device):
@@ -198,9 +217,14 @@ class VmmMechanism(BaseBackend[OptionsT]):
                     damaged += bad
                     good = [block for block in work.subject.blocks if block not in bad]
                     if good:
+                        restored += [self._copies[block] for block in good]
                         yield good
         finally:
             self._give_slots_back()
+        # Not later: as soon as the blocks are awake, whoever uses them may write.
+        self._warm_up.memory_is_back(self._is_away)
+        if self._store.retains:
+            learn(self._fingerprint, restored)
         if not self._store.retains:
             self._ring.trim()
         if damaged:
@@ -252,6 +276,7 @@ class VmmMechanism(BaseBackend[OptionsT]):
         for device in devices:
             if not self._copies.is_settled(device):
                 self._settle(device)
+        self._warm_up.memory_goes(devices)
         self._given_up |= devices
         self._space.unmap(extents, lambda count: done.extend(blocks[:count]))
 
@@ -262,9 +287,15 @@ class VmmMechanism(BaseBackend[OptionsT]):
     def end(self) -> None:
         """Have the driver take back what the transition gave up, once it has ended."""
         self._give_slots_back()
+        self._reserved.clear()
+        self._warm_up.memory_is_back(self._is_away)
         if self._given_up:
             self._reclaim.soon(self._given_up)
             self._given_up.clear()
+
+    def _is_away(self, device: int) -> bool:
+        blocks = [block for block in self.ledger.blocks() if _extent(block).device == device]
+        return not all(block.placement.mapped or block in self._reserved for block in blocks)
 
     def reserve(self, blocks: Sequence[Block]) -> None:
         """Take the physical memory of all these extents."""
@@ -282,6 +313,7 @@ class VmmMechanism(BaseBackend[OptionsT]):
             if isinstance(error, DeviceMemoryError):
                 raise self._no_room(blocks, extents[len(taken)].device) from error
             raise
+        self._reserved.update(blocks)
 
     def _no_room(self, blocks: Sequence[Block], device: int) -> DeviceMemoryError:
         # Counted after what this attempt had taken was given back.

@@ -7,6 +7,7 @@ so that looking costs a full copy next to nothing.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +17,7 @@ from sleepbackends.control import Control
 from sleepbackends.errors import MechanismError
 from sleepbackends.ledger import Block
 from sleepbackends.vmm.copies import Choices, Copies
-from sleepbackends.vmm.driver import Driver
-from sleepbackends.vmm.fingerprint import Pending
+from sleepbackends.vmm.fingerprint import Pending, Span
 from sleepbackends.vmm.host_copy import Chunk, HostCopy
 from sleepbackends.vmm.mover import AnyTransfer, Work
 from sleepbackends.vmm.packing.layout import HEADER_BYTES, Choice
@@ -25,6 +25,8 @@ from sleepbackends.vmm.packing.packer import Packer
 from sleepbackends.vmm.packing.transfer import Down, Packed, Up, check_whole
 from sleepbackends.vmm.packing.unpacking import unpacked_pieces
 from sleepbackends.vmm.verify import fingerprint_of_saved
+
+logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 1 << 30
 """How much is fingerprinted by one call; an H200 reads it in 0.25 ms."""
@@ -167,8 +169,12 @@ class Batch:
             part.land(always_known=always_known, known_at_once=known_at_once)
 
 
+Fingerprint = Callable[[int, Sequence[Span]], Pending | None]
+"""Has a device fingerprint memory; see ``Driver.fingerprint``."""
+
+
 def to_save(
-    driver: Driver,
+    fingerprint: Fingerprint,
     packer: Packer,
     pairs: Iterable[tuple[Block, HostCopy]],
     known: Choices,
@@ -181,7 +187,7 @@ def to_save(
 
     Each subject is to be told when it has landed. Blocks without chunks do not occur.
     """
-    waiting = ((batch, _fingerprinting(driver, batch)) for batch in _batches(pairs))
+    waiting = ((batch, _fingerprinting(fingerprint, batch)) for batch in _batches(pairs))
     ahead = deque(islice(waiting, BATCHES_AHEAD))
     while ahead:
         batch, pending = ahead.popleft()
@@ -216,8 +222,8 @@ def choose(
     return [found[chunk] if chunk in found else known[chunk] for chunk in chunks]
 
 
-def _fingerprinting(driver: Driver, batch: Batch) -> Pending | None:
-    return driver.fingerprint(batch.device, [chunk.span for _, chunk in batch.parts])
+def _fingerprinting(fingerprint: Fingerprint, batch: Batch) -> Pending | None:
+    return fingerprint(batch.device, [chunk.span for _, chunk in batch.parts])
 
 
 def _batches(pairs: Iterable[tuple[Block, HostCopy]]) -> Iterator[Batch]:
@@ -301,3 +307,26 @@ def _transfers(
             yield from unpacked_pieces(chunk.span, chunk.saved)
         else:
             yield from chunk.transfers()
+
+
+def learn(fingerprint: Fingerprint, copies: Iterable[HostCopy]) -> None:
+    """Find out the fingerprints that are not known of what was just restored.
+
+    Chunks were saved without where the device could not compute them then. Where it still
+    cannot, they stay unknown, and are copied again by the next suspend.
+    """
+    unknown: dict[int, list[Chunk]] = {}
+    for copy in copies:
+        chunks = [chunk for chunk in copy.chunks if chunk.fingerprint is None]
+        unknown.setdefault(copy.extent.device, []).extend(chunks)
+    for device, chunks in unknown.items():
+        for first in range(0, len(chunks), BATCH_CHUNKS):
+            some = chunks[first : first + BATCH_CHUNKS]
+            try:
+                pending = fingerprint(device, [chunk.span for chunk in some])
+                found = pending.result() if pending else [None] * len(some)
+            except MechanismError as error:
+                logger.info("nothing is known of what device %d restored: %s", device, error)
+                break
+            for chunk, each in zip(some, found, strict=True):
+                chunk.fingerprint = each

@@ -28,7 +28,6 @@ from sleepbackends.ledger import Block
 from sleepbackends.reports import StagingReport
 from sleepbackends.vmm.copies import Copies
 from sleepbackends.vmm.driver import Driver
-from sleepbackends.vmm.fingerprint import Span
 from sleepbackends.vmm.host_copy import Chunk, HostCopy
 from sleepbackends.vmm.mover import AnyTransfer, Work, move
 from sleepbackends.vmm.packing.looking import fingerprints_of_packed
@@ -107,6 +106,8 @@ class Staging:
         Keeps transitions away.
     blocks : callable
         Lists what is to be staged and is mapped, inside such a scope.
+    have_kernels : callable
+        Has the kernels of devices there that will be needed.
     prepare : callable
         Makes room for the copies of blocks, inside such a scope.
     limit_gib_s : float
@@ -121,6 +122,7 @@ class Staging:
         copies: Copies,
         hold: Hold,
         blocks: Callable[[], list[Block]],
+        have_kernels: Callable[[set[int]], object],
         prepare: Callable[[list[Block]], object],
         limit_gib_s: float,
     ) -> None:
@@ -130,6 +132,7 @@ class Staging:
         self._copies = copies
         self._hold = hold
         self._blocks = blocks
+        self._have_kernels = have_kernels
         self._prepare = prepare
         self._limit_bytes_s = limit_gib_s * (1 << 30)
         self._going = threading.Event()
@@ -241,15 +244,6 @@ class Staging:
                 if self._is_current(part):
                     raise
             # A transition has given it back, and the part is left out.
-
-    def _have_kernels(self, devices: Iterable[int]) -> None:
-        """Ask each device for the fingerprint of nothing, and for its packing.
-
-        The first ones may have to be compiled and loaded, 0.15 s that the suspend would take.
-        """
-        for device in devices:
-            self._driver.fingerprint(device, [Span(0, 0)])
-            self._packer.get_ready(device)
 
     def _give_slots_back(self) -> None:
         if not self._packer.beside:

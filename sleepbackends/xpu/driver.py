@@ -19,7 +19,7 @@ from sleepbackends.errors import (
     SleepBackendsError,
 )
 from sleepbackends.vmm.address_space import library_path
-from sleepbackends.vmm.driver import DOING, LaneUse
+from sleepbackends.vmm.driver import DOING, KernelUse, LaneUse
 from sleepbackends.vmm.driver_errors import native_error
 from sleepbackends.vmm.fingerprint import Pending, Span
 from sleepbackends.xpu.accelerator import XPU
@@ -156,8 +156,11 @@ class XpuDriver:
     def packing(self, device: int) -> None:
         """Return nothing: there are no kernels for it."""
 
-    def get_ready(self, device: int, *, packing: bool) -> None:
-        """Do nothing: there are no kernels of ours, and torch loads its own."""
+    def compile(self, device: int, use: KernelUse) -> None:
+        """Do nothing: there are no kernels of ours."""
+
+    def load(self, device: int, use: KernelUse) -> None:
+        """Do nothing: torch loads its own."""
 
     def synchronize(self, device: int) -> None:
         """Wait for everything that torch and we queued on the device.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -134,11 +134,11 @@ def test_the_process_writes_rows_line_by_line(
 def test_a_process_does_what_a_machine_does_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simulator: Simulator
 ) -> None:
-    done: list[tuple[int, list[int]]] = []
+    done: list[int] = []
 
-    def do_once(size_bytes: int, _: object, devices: Iterable[int]) -> None:
-        done.append((size_bytes, list(devices)))
+    def touch(size_bytes: int, _: object) -> None:
+        done.append(size_bytes)
 
-    monkeypatch.setattr(workload, "do_once", do_once)
+    monkeypatch.setattr(workload, "touch_host_memory", touch)
     workload.main([Spec(FIRST_TIME, 0.5, devices=2).to_json(), str(tmp_path / "rows")])
-    assert done == [(1 << 29, [0, 1])]
+    assert done == [1 << 29]
