@@ -34,7 +34,7 @@ WHOLE = ("suspend_first", "suspend_dirty", "resume")
 
 MEANINGS = {
     "suspend_first": "the weights are saved for the first time: host memory has to be taken too, "
-    "which the machine has given once before; kernels are compiled",
+    "which the machine has given once before",
     "suspend_first_staged": "every byte was changed and staged since: the first time, and later",
     "suspend_dirty": "every byte of the weights was changed since the last resume",
     "suspend_1pct": "one chunk of 32 MiB in every 100 was changed since the last resume",

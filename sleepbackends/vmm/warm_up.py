@@ -1,9 +1,9 @@
 """What the first suspend of a process would have to wait for, done while the engine loads.
 
-Kernels that were never compiled on a machine take more than a second, and loading compiled ones
-50 ms of a device: more than the sleep of weights that did not change takes. So nobody in a hurry
-waits for the compiler. And nothing is loaded while memory is away: what loading takes might be
-missing when that is to come back.
+Kernels that were never compiled on a machine take more than a second, and the first look for
+compiled ones and their loading 0.1 s: more than the sleep of weights that did not change takes. So
+nobody in a hurry waits for the compiler. And nothing is loaded while memory is away: what that
+takes might be missing when the memory is to come back.
 """
 
 from __future__ import annotations
