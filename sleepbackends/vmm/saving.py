@@ -34,7 +34,13 @@ BATCH_BYTES = 1 << 30
 BATCH_CHUNKS = 128
 """The most chunks of it."""
 
-BATCHES_AHEAD = 4
+BATCHES_AHEAD = 2
+
+CLEAN_BATCH_BYTES = 4 << 30
+CLEAN_BATCHES_AHEAD = 7
+"""The same as long as nothing has to be copied: then the unmapping is all there is to wait for, and
+an H200's driver takes a few milliseconds more for that while kernels are being launched. So all of
+them are, before it begins."""
 
 
 @dataclass(slots=True)
@@ -187,14 +193,18 @@ def to_save(
 
     Each subject is to be told when it has landed. Blocks without chunks do not occur.
     """
-    waiting = ((batch, _fingerprinting(fingerprint, batch)) for batch in _batches(pairs))
+    is_clean = False
+    batches = _batches(pairs, lambda: CLEAN_BATCH_BYTES if is_clean else BATCH_BYTES)
+    waiting = ((batch, _fingerprinting(fingerprint, batch)) for batch in batches)
     ahead = deque(islice(waiting, BATCHES_AHEAD))
     while ahead:
         batch, pending = ahead.popleft()
-        ahead.extend(islice(waiting, 1))
         with control.phase("fingerprint"):
             found = pending.result() if pending else [None] * len(batch.parts)
         batch.look(found)
+        is_clean = not batch.dirty
+        most = CLEAN_BATCHES_AHEAD if is_clean else BATCHES_AHEAD
+        ahead.extend(islice(waiting, max(0, most - len(ahead))))
         if batch.dirty:
             with control.phase("survey"):
                 batch.pack(packer, known)
@@ -226,7 +236,9 @@ def _fingerprinting(fingerprint: Fingerprint, batch: Batch) -> Pending | None:
     return fingerprint(batch.device, [chunk.span for _, chunk in batch.parts])
 
 
-def _batches(pairs: Iterable[tuple[Block, HostCopy]]) -> Iterator[Batch]:
+def _batches(
+    pairs: Iterable[tuple[Block, HostCopy]], most_bytes: Callable[[], int]
+) -> Iterator[Batch]:
     by_device: dict[int, Batch] = {}
     for block, copy in pairs:
         device, last = copy.extent.device, copy.chunks[-1]
@@ -238,7 +250,7 @@ def _batches(pairs: Iterable[tuple[Block, HostCopy]]) -> Iterator[Batch]:
             batch.size_bytes += chunk.span.size_bytes
             if chunk is last:
                 batch.blocks.append(block)
-            if batch.size_bytes >= BATCH_BYTES or len(batch.parts) >= BATCH_CHUNKS:
+            if batch.size_bytes >= most_bytes() or len(batch.parts) >= BATCH_CHUNKS:
                 yield by_device.pop(device)
     yield from by_device.values()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from sleepbackends.errors import HostMemoryError, MechanismError, PolicyConflict
 from sleepbackends.policies import Policies, Policy, TagPolicy
 from sleepbackends.residency import Residency
 from sleepbackends.testing import FaultInjector
-from sleepbackends.vmm import copies
+from sleepbackends.vmm import copies, saving
 from sleepbackends.vmm.region import DeviceMemory
 from sleepbackends.vmm.segment import Range
 from tests.cumem.test_backend import Make, filled, holds, make
@@ -65,6 +66,31 @@ def test_what_did_not_change_is_not_copied(simulator: Simulator, make: Make) -> 
         assert memory.read() == bytes([9]) + bytes([1]) * (8 * CHUNK - 1)
         ctypes.memset(saved_at(backend), 1, 1)
         ctypes.memset(memory.address, 1, 1)
+
+
+def test_no_kernel_is_launched_once_clean_memory_is_being_unmapped(
+    simulator: Simulator, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver takes longer for both together."""
+    monkeypatch.setattr(saving, "BATCH_BYTES", CHUNK)
+    monkeypatch.setattr(saving, "CLEAN_BATCH_BYTES", 4 * CHUNK)
+    backend = make(share_below_bytes=0)
+    for number in range(16):
+        filled(backend, "weights", CHUNK, number)
+    launches: list[int] = []
+    unmap = backend._space.unmap
+
+    def watched(*args: Any) -> None:
+        launches.append(simulator.calls("cuLaunchKernel"))
+        unmap(*args)
+
+    backend.suspend(1)
+    backend.resume()
+    monkeypatch.setattr(backend._space, "unmap", watched)
+    assert backend.suspend(1).clean_bytes == 16 * CHUNK
+    assert len(launches) == 6
+    assert len(set(launches)) == 1
+    backend.resume()
 
 
 @pytest.mark.parametrize("offset", [0, 3 * CHUNK - 1, 3 * CHUNK, 8 * CHUNK - 1])

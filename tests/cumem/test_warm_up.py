@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -215,11 +215,19 @@ def test_a_suspend_that_fits_only_packed_waits(
 
 
 def test_a_staging_waits_and_a_suspend_not_for_it(
-    simulator: Simulator, make: Make, compiler: SlowCompiler
+    make: Make, compiler: SlowCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = make()
     memory = filled(backend, "weights", LARGE, 1)
+    waits, wait = threading.Event(), backend._warm_up.wait
+
+    def noted(devices: Iterable[int]) -> None:
+        waits.set()
+        wait(devices)
+
+    monkeypatch.setattr(backend._warm_up, "wait", noted)
     staging = backend.stage()
+    assert waits.wait(30)
     assert backend.suspend(1).copied_bytes == LARGE
     backend.resume()
     assert not staging.done
