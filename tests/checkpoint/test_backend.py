@@ -173,11 +173,15 @@ def test_a_lock_that_times_out(make: Make, devices: SharedDevices) -> None:
 
 def test_the_deadline_of_the_call_counts(make: Make, devices: SharedDevices) -> None:
     backend = make(helper=False, lock_timeout_s=60.0)
+    started = time.monotonic()
+    backend.suspend(1)
+    backend.resume()
+    usual_s = time.monotonic() - started  # other processes measure before anything is locked
     devices.set_busy(ME, True)
     started = time.monotonic()
     with pytest.raises(LockTimeoutError):
-        backend.suspend(1, control=Control(timeout_s=3.0))  # other processes measure before
-    assert time.monotonic() - started < 20
+        backend.suspend(1, control=Control(timeout_s=1 + 3 * usual_s))
+    assert time.monotonic() - started < 30
 
 
 def test_a_checkpoint_that_fails_is_undone(make: Make, devices: SharedDevices) -> None:

@@ -279,11 +279,13 @@ def test_a_thread_that_waits_for_the_driver_keeps_nobody_from_waking(
 
 
 def test_a_process_that_cannot_be_locked_leaves_the_memory_asleep(
-    both: Setup, devices: SharedDevices
+    devices: SharedDevices, simulator: Simulator, runtime: Path
 ) -> None:
+    inner = {"helper": False, "runtime_directory": runtime, "device_margin_bytes": 0}
+    both = Setup(runtime, checkpoint={**inner, "lock_timeout_s": 0.1})
     devices.set_busy(ME, True)
     with pytest.raises(LockTimeoutError) as caught:
-        both.orchestrator.sleep(1, timeout_s=0.3)
+        both.orchestrator.sleep(1)
     report = caught.value.report
     assert isinstance(report, TransitionReport)
     assert report.changed
@@ -296,6 +298,7 @@ def test_a_process_that_cannot_be_locked_leaves_the_memory_asleep(
     both.check()
     both.orchestrator.sleep(1)
     both.orchestrator.wake_up()
+    both.orchestrator.close()
 
 
 def test_what_the_process_would_not_survive_is_refused_first(both: Setup) -> None:

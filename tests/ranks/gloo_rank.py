@@ -261,12 +261,12 @@ def hung(part: Parts) -> None:
         return
     started = time.monotonic()
     try:
-        group.suspend(1, control=Control(timeout_s=0.5))
+        group.suspend(1, control=Control(timeout_s=1.5))
     except TransitionTimeoutError as error:
         assert "rank 1 did not say how it ended" in str(error)
     else:
         raise AssertionError("rank 1 hangs")
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
     assert all(part.holds(tag) for tag in TAGS)
     told("go on")
     for _ in range(200):

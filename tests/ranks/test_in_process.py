@@ -284,8 +284,8 @@ def test_a_rank_that_hangs_is_named_at_the_deadline_and_goes_on_harmlessly() -> 
     gate = parts[1].backend.saving = Gate()
     started = time.monotonic()
     with pytest.raises(TransitionTimeoutError, match="rank 1 did not say how it ended") as caught:
-        group.suspend(1, control=Control(timeout_s=0.3))
-    assert time.monotonic() - started < 5
+        group.suspend(1, control=Control(timeout_s=1.0))
+    assert time.monotonic() - started < 15
     assert {n for n, one in caught.value.report.ranks.items() if one.changed} == {1}
     for number in (0, 2):
         assert not parts[number].backend.state().asleep_tags()

@@ -134,7 +134,7 @@ def test_a_conflict_names_the_holder() -> None:
 
 
 def test_a_conflict_names_the_transition_that_goes_on() -> None:
-    orchestrator, backend, _ = make(timeout_s=0.3)
+    orchestrator, backend, _ = make(timeout_s=1.0)
     backend.saving = gate = Gate()
 
     async def main() -> None:
