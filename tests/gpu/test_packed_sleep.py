@@ -70,6 +70,13 @@ def chunks_of(backend: CumemBackend) -> list[Chunk]:
 @pytest.fixture
 def packing(backend: CumemBackend) -> CumemBackend:
     """A backend on a device that packs, or else the test is skipped."""
+    return packs(backend)
+
+
+def packs(backend: CumemBackend) -> CumemBackend:
+    """Have its kernels loaded, without which a first suspend does not pack, or skip the test."""
+    backend._warm_up.begin(0)
+    backend._warm_up.wait([0])
     if backend.cuda.packing(0) is None:
         pytest.skip("the kernels of packing cannot be had here; the log says why")
     return backend
@@ -189,9 +196,7 @@ def test_the_host_reads_what_is_packed(packing: CumemBackend) -> None:
 
 @pytest.mark.parametrize("verify", ["off", "resume"])
 def test_staged_copies_are_packed_and_clean(verify: str, record_property: Property) -> None:
-    backend = CumemBackend(CumemOptions.model_validate({"verify": verify}))
-    if backend.cuda.packing(0) is None:
-        pytest.skip("the kernels of packing cannot be had here; the log says why")
+    backend = packs(CumemBackend(CumemOptions.model_validate({"verify": verify})))
     with backend.region("weights"):
         tensors = [weights(TENSOR_BYTES, seed) for seed in range(4)]
     staged = backend.stage(limit_gib_s=1000.0).wait(120)
@@ -246,9 +251,7 @@ def test_an_engine_that_keeps_writing_to_packed_weights(packing: CumemBackend) -
 
 
 def test_packed_on_a_disk(tmp_path: Path, record_property: Property) -> None:
-    backend = CumemBackend(CumemOptions(tier="disk", disk_directory=tmp_path))
-    if backend.cuda.packing(0) is None:
-        pytest.skip("the kernels of packing cannot be had here; the log says why")
+    backend = packs(CumemBackend(CumemOptions(tier="disk", disk_directory=tmp_path)))
     with backend.region("weights"):
         tensors = [weights(TENSOR_BYTES, seed) for seed in range(4)]
     down = backend.suspend(1)
