@@ -34,8 +34,8 @@ def test_processes_that_do_not_end_are_waited_for_together() -> None:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(3)
     ]
     started = time.monotonic()
-    layouts._end(sleeping, 0.5)
-    assert time.monotonic() - started < 1.2
+    layouts._end(sleeping, 2.0)
+    assert time.monotonic() - started < 4
     assert {process.returncode for process in sleeping} == {-signal.SIGKILL}
 
 

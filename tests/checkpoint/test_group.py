@@ -83,7 +83,7 @@ def test_a_lock_that_times_out_leaves_all_running(
     devices.set_busy(three[rank].pid, True)
     started = time.monotonic()
     outcome = group.suspend(LOCK_TIMEOUT_S)
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 5
     assert not outcome.ok
     assert outcome.step == "lock"
     assert outcome.answers == {three[rank].pid: "NOT_READY"}
