@@ -141,7 +141,7 @@ def _shares(
 
 
 def _against_bytes(main: Element, rows: Sequence[Row]) -> None:
-    ours_and_peers = [row for row in rows if row.peer != PLAIN_COPY and row.weights_gib]
+    ours_and_peers = [row for row in rows if row.peer != PLAIN_COPY and row.tensor_mib]
     for size in sorted({row.tensor_mib for row in ours_and_peers}, reverse=True):
         of_size = chosen(ours_and_peers, tensor_mib=size, fill="none")
         if len({row.weights_gib for row in of_size}) < 2:

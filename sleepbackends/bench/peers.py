@@ -2,8 +2,7 @@
 
 The peers are those installed beside this package, or used from a folder in which their
 packages were unpacked without the rest of what they depend on: ``vllm/`` to be put on the
-path for ``vllm.device_allocator``, ``tms/`` for ``torch_memory_saver``. One process uses one
-of them.
+path for ``vllm.device_allocator``, ``tms/`` for ``torch_memory_saver``.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sleepbackends.bench.rows import IN_TURN, OURS
+from sleepbackends.bench.rows import OURS
 from sleepbackends.errors import RequestError
 from sleepbackends.mechanism import Fill
 from sleepbackends.settings import BackendSettings
@@ -36,7 +35,7 @@ class _Package(NamedTuple):
 _VLLM = _Package("vllm", "vllm", "vllm/device_allocator")
 _TMS = _Package("torch_memory_saver", "tms", "torch_memory_saver")
 
-PACKAGES = {"vllm": _VLLM, "tms": _TMS, "tms_retain": _TMS, IN_TURN: _TMS}
+PACKAGES = {"vllm": _VLLM, "tms": _TMS, "tms_retain": _TMS}
 """The package of each peer."""
 
 
@@ -204,7 +203,7 @@ def missing(peer: str, folder: Path | None) -> str:
     Parameters
     ----------
     peer : str
-        As in ``Row``, or ``in_turn``.
+        As in ``Row``.
     folder : Path, optional
         The folder of the peers; without it, they have to be installed.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,9 @@ DESCRIBE = "describe"
 
 FIRST_TIME = "first_time"
 """A process of its own does what a machine does once."""
+
+FASTEST_LATER = ("vllm", "tms_retain")
+"""The peers that keep their host memory between sleeps."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Spec:
         How much memory of either kind, on each device; for ``first_time``, how much
         host memory is touched.
     tensor_mib : float
-        The size of the weight tensors.
+        The size of the weight tensors; 0 for ``in_turn``, which chooses it.
     rounds : int
         How often everything is done.
     fill : str
@@ -38,6 +42,8 @@ class Spec:
         1, or 2 to compare one device with both at once.
     folder : str, optional
         The folder of the peers; without it, they are installed.
+    among : sequence of str
+        Whom ``in_turn`` measures.
     """
 
     peer: str
@@ -48,6 +54,7 @@ class Spec:
     fill: str = "none"
     devices: int = 1
     folder: str | None = None
+    among: Sequence[str] = ()
 
     @property
     def title(self) -> str:
@@ -155,10 +162,9 @@ class Request:
 
     def specs(self) -> list[Spec]:
         """List what each process is to measure, in order."""
-        folder = str(self.peers) if self.peers else None
         found: list[Spec] = []
         if self.devices == 1 and self.kv_gib and {OURS, "tms"} <= set(self.only):
-            found.append(Spec(IN_TURN, kv_gib=self.kv_gib, rounds=self.rounds, folder=folder))
+            found.append(self._in_turn(["tms"], weights_gib=0.0, kv_gib=self.kv_gib))
         variants = [(peer, "none") for peer in PEERS]
         variants += [(OURS, "none"), (OURS, "zero"), (STAGED, "none")]
         only = {*self.only, STAGED} if OURS in self.only else {*self.only}
@@ -169,7 +175,9 @@ class Request:
                 size = self.tensor_mib[0]
                 found.append(dataclasses.replace(base, peer=OURS, tensor_mib=size))
                 continue
-            base = dataclasses.replace(base, kv_gib=self.kv_gib, folder=folder)
+            if OURS in only and (others := [peer for peer in FASTEST_LATER if peer in only]):
+                found.append(self._in_turn(others, weights_gib=weights_gib, kv_gib=0.0))
+            base = dataclasses.replace(base, kv_gib=self.kv_gib, folder=self._folder)
             found += [
                 dataclasses.replace(base, peer=peer, tensor_mib=size, fill=fill)
                 for size in dict.fromkeys(self.tensor_mib)
@@ -177,6 +185,15 @@ class Request:
                 if peer in only
             ]
         return found
+
+    def _in_turn(self, others: Sequence[str], *, weights_gib: float, kv_gib: float) -> Spec:
+        among = [OURS, *others]
+        spec = Spec(IN_TURN, weights_gib, kv_gib, rounds=self.rounds, among=among)
+        return dataclasses.replace(spec, folder=self._folder)
+
+    @property
+    def _folder(self) -> str | None:
+        return str(self.peers) if self.peers else None
 
     @property
     def device_gib(self) -> float:

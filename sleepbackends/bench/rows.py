@@ -14,7 +14,8 @@ PLAIN_COPY = "plain_copy"
 PEERS = ("vllm", "tms", "tms_retain")
 
 IN_TURN = "in_turn"
-"""Ours and torch_memory_saver in one process, with a KV cache each and no weights."""
+"""Ours and peers in one process, with a KV cache or weights each: what slows the machine down for
+a while slows all of them down."""
 
 STAGED = "staged"
 """Ours, with the weights staged before each suspend."""
@@ -62,7 +63,7 @@ class Row:
     weights_gib, kv_gib : float
         How much memory there was of either kind, on each device.
     tensor_mib : float
-        The size of the weight tensors.
+        The size of the weight tensors; 0 for what is measured in one process and in turn.
     round : int
         Counted from 0.
     seconds : float
@@ -98,6 +99,7 @@ class Workload(NamedTuple):
     weights_gib: float
     kv_gib: float
     tensor_mib: float
+    """0 where allocators were measured in one process and in turn."""
 
 
 def chosen(rows: Iterable[Row], **wanted: object) -> list[Row]:

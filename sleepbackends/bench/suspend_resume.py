@@ -2,11 +2,13 @@
 
 In one run on one machine: plain copies, which give the link, and each allocator, each in a
 process of its own, on the same workload: weights that a suspend keeps, a KV cache that it
-drops.
+drops. What is short, and so depends on the state of the machine, is measured in one process and
+in turn too.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import tempfile
 import time
@@ -76,10 +78,10 @@ def measure(request: Request, watch: Watch) -> dict[str, Any]:
         skipped[FIRST_TIME] = problem
     specs = []
     for spec in request.specs():
-        if why := missing(spec.peer, request.peers):
-            skipped[spec.peer] = why
-        else:
-            specs.append(spec)
+        possible, whys = _possible(spec, request.peers)
+        skipped |= whys
+        if possible is not None:
+            specs.append(possible)
 
     def take(values: dict[str, Any]) -> None:
         rows.append(Row(**values))
@@ -97,6 +99,18 @@ def measure(request: Request, watch: Watch) -> dict[str, Any]:
         "skipped": skipped,
         "rows": [row.to_json() for row in rows],
     }
+
+
+def _possible(spec: Spec, folder: Path | None) -> tuple[Spec | None, dict[str, str]]:
+    """Leave out what is missing: return what can be measured, if anything, and why not the rest."""
+    if not spec.among:
+        why = missing(spec.peer, folder)
+        return (None, {spec.peer: why}) if why else (spec, {})
+    whys = {peer: why for peer in spec.among if (why := missing(peer, folder))}
+    there = [peer for peer in spec.among if peer not in whys]
+    if len(there) < 2:
+        return None, {**whys, spec.title: "there is nobody to take turns with"}
+    return dataclasses.replace(spec, among=there), whys
 
 
 def has_failed(result: Mapping[str, Any]) -> bool:

@@ -48,8 +48,10 @@ def machine_text(machine: Mapping[str, Any], link: Mapping[str, float]) -> str:
 
 def workload_title(workload: Workload) -> str:
     """Say what was in memory."""
-    if not workload.weights_gib:
-        return f"{workload.kv_gib:g} GiB of KV cache each, in one process and in turn"
+    if not workload.tensor_mib:
+        amounts = {"weights": workload.weights_gib, "KV cache": workload.kv_gib}
+        some = ", ".join(f"{gib:g} GiB of {name}" for name, gib in amounts.items() if gib)
+        return f"{some} each, in one process and in turn"
     return (
         f"{workload.weights_gib:g} GiB of weights and {workload.kv_gib:g} GiB of KV cache, "
         f"tensors of {workload.tensor_mib:g} MiB"
@@ -79,7 +81,8 @@ def _sizes(rows: Sequence[Row]) -> str:
     ours = [r for r in rows if (r.peer, r.fill, r.devices) == (OURS, "none", "0")]
     groups: dict[tuple[float, float], set[float]] = defaultdict(set)
     for row in ours:
-        groups[row.weights_gib, row.kv_gib].add(row.tensor_mib)
+        if row.tensor_mib:
+            groups[row.weights_gib, row.kv_gib].add(row.tensor_mib)
     lines = []
     for (weights_gib, kv_gib), sizes in groups.items():
         largest = max(sizes)

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +44,12 @@ PLAIN_GIB = 4.0
 KV_TIMES = 5
 """How often the KV cache goes and comes in a round: the driver takes once or twice the time
 to give the same memory back, so that one figure says little."""
+
+SLEEP_TIMES = 3
+"""How often weights go and come in a round, where allocators take turns."""
+
+IN_TURN_MIB = 256
+"""The size of their tensors, at most."""
 
 ASLEEP_S = 0.3
 """How long a KV cache is away where it is compared in turn; nobody releases one for less."""
@@ -155,14 +161,55 @@ def _kv_cache(spec: Spec) -> list[torch.Tensor]:
 
 
 def measure_in_turn(spec: Spec, emit: Emit) -> None:
-    """Discard and resume a KV cache of ours and one of torch_memory_saver, in turn.
+    """Have allocators sleep and wake in turn, with weights or a KV cache each.
 
-    How long the driver takes depends on the state it is in, which here is the same for both.
+    How long that takes depends on the state of the machine and its driver, which here is the same
+    for all of them.
     """
     import torch
 
     torch.zeros(1, device="cuda")
-    peers = {peer: open_allocator(peer, _folder(spec)) for peer in (OURS, "tms")}
+    peers = {peer: open_allocator(peer, _folder(spec)) for peer in spec.among}
+    if spec.weights_gib:
+        tensor_mib = min(IN_TURN_MIB, int(spec.weights_gib * 1024))
+        own = {peer: Weights(tensor_mib * MIB) for peer in peers}
+        sleep_in_turn(spec, peers, own, int(spec.weights_gib * 1024 / tensor_mib), emit)
+    else:
+        _discard_in_turn(spec, peers, emit)
+    os._exit(0)  # the pools of the peers do not survive the interpreter
+
+
+def sleep_in_turn(
+    spec: Spec,
+    peers: Mapping[str, Allocator],
+    weights: Mapping[str, Weights],
+    count: int,
+    emit: Emit,
+    clock: Clock = timed,
+) -> None:
+    """Resume and suspend so many unchanged weights of each allocator, while all others sleep.
+
+    Raises
+    ------
+    ContentsLostError
+        If the weights are not what they were.
+    """
+    for peer, allocator in peers.items():
+        with allocator.region("weights"):
+            weights[peer].allocate(count)
+        weights[peer].fill()
+        allocator.suspend()
+    for number in range(spec.rounds * SLEEP_TIMES):
+        for peer in sorted(peers, reverse=bool(number % 2)):
+            own = dataclasses.replace(spec, peer=peer)
+            emit(own.row("resume", number, clock(peers[peer].resume)))
+            weights[peer].check()
+            emit(own.row("suspend_clean", number, clock(peers[peer].suspend)))
+
+
+def _discard_in_turn(spec: Spec, peers: Mapping[str, Allocator], emit: Emit) -> None:
+    import torch
+
     caches = {}
     for peer, allocator in peers.items():
         with allocator.region("kv_cache"):
@@ -180,7 +227,6 @@ def measure_in_turn(spec: Spec, emit: Emit) -> None:
                 if case == "resume_kv":
                     time.sleep(ASLEEP_S)
                 emit(dataclasses.replace(spec, peer=peer).row(case, number, timed(call)))
-    os._exit(0)  # torch_memory_saver's pool does not survive the interpreter
 
 
 def measure_copies(spec: Spec, emit: Emit) -> None:

@@ -29,7 +29,8 @@ MACHINE = {"gpu": "Made-up 9000", "gpu_gib": 141.0, "gpu_count": 2}
 def measured(spec: Spec) -> list[Row]:
     """Rows as a process would write them: the rounds take 1, 2 and 3 times the least."""
     if spec.peer == IN_TURN:
-        kinds = [(peer, case) for peer in (OURS, "tms") for case in ("discard_kv", "resume_kv")]
+        turns = ("resume", "suspend_clean") if spec.weights_gib else ("discard_kv", "resume_kv")
+        kinds = [(peer, case) for peer in spec.among for case in turns]
         specs = {peer: dataclasses.replace(spec, peer=peer) for peer, _ in kinds}
         return [
             specs[peer].row(case, n, SECONDS[IN_TURN]) for n in range(3) for peer, case in kinds

@@ -13,7 +13,7 @@ from sleepbackends.errors import RequestError
 INSTALLED = """
 import sys
 from sleepbackends.bench.peers import missing, version
-print([missing(peer, None) for peer in ("vllm", "tms", "in_turn")], version("tms", None))
+print([missing(peer, None) for peer in ("vllm", "tms", "tms_retain")], version("tms", None))
 assert not {"vllm", "torch_memory_saver", "torch"} & set(sys.modules)
 """
 

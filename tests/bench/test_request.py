@@ -17,10 +17,12 @@ def test_everything_in_order() -> None:
     order = [(spec.peer, spec.weights_gib, spec.tensor_mib, spec.fill) for spec in specs]
     expected: list[Any] = [(IN_TURN, 0, 0, "none")]
     for weights in (4, 16):
-        expected.append((PLAIN_COPY, weights, 0, "none"))
+        expected += [(PLAIN_COPY, weights, 0, "none"), (IN_TURN, weights, 0, "none")]
         expected += [(peer, weights, size, how) for size in (256, 1) for peer, how in ALLOCATORS]
     assert order == expected
-    assert {spec.kv_gib for spec in specs if spec.peer != PLAIN_COPY} == {8}
+    assert {spec.kv_gib for spec in specs if spec.peer not in (PLAIN_COPY, IN_TURN)} == {8}
+    turns = [(spec.kv_gib, list(spec.among)) for spec in specs if spec.peer == IN_TURN]
+    assert turns == [(8, [OURS, "tms"]), *[(0, [OURS, "vllm", "tms_retain"])] * 2]
     assert {spec.folder for spec in specs if spec.peer != PLAIN_COPY} == {"peers"}
     assert {spec.rounds for spec in specs} == {3}
 
@@ -76,7 +78,12 @@ def test_what_cannot_be_measured_is_refused(wrong: dict[str, Any], message: str)
         Request(**wrong)
 
 
-def test_without_a_kv_cache_there_is_nothing_to_compare_in_turn() -> None:
-    specs = Request(kv_gib=0.0).specs()
-    assert IN_TURN not in {spec.peer for spec in specs}
-    assert IN_TURN in {spec.peer for spec in Request().specs()}
+def test_turns_are_taken_by_those_that_are_asked_for() -> None:
+    def turns(**asked: Any) -> list[tuple[str, ...]]:
+        specs = Request(**asked).specs()
+        return [tuple(spec.among) for spec in specs if spec.peer == IN_TURN]
+
+    assert turns() == [(OURS, "tms"), (OURS, "vllm", "tms_retain")]
+    assert turns(kv_gib=0.0) == [(OURS, "vllm", "tms_retain")]
+    assert turns(only=(OURS, "vllm")) == [(OURS, "vllm")]
+    assert turns(only=("vllm", "tms")) == turns(only=(OURS,)) == turns(devices=2) == []

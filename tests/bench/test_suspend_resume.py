@@ -31,10 +31,11 @@ def test_everything_is_measured_and_kept(ran: list[Spec], folder: Path) -> None:
     assert not has_failed(result)
     assert result["link"] == pytest.approx({"down_gib_s": 16 / 0.3, "up_gib_s": 16 / 0.3})
     ours, peers = len(CASES) - 1, len(CASES) - 3
-    assert len(result["rows"]) == 3 * (4 + 2 + 2 * (3 * peers + 2 * ours + 1))
+    assert len(result["rows"]) == 3 * (4 + 6 + 2 + 2 * (3 * peers + 2 * ours + 1))
     assert len([what for what, _ in watch.told if what == "row"]) == len(result["rows"])
     begun = [told for told in watch.told if "/" in told[0]]
-    assert begun[:2] == [("1/14", "in_turn"), ("2/14", "plain_copy, 16 GiB")]
+    titles = ["in_turn", "plain_copy, 16 GiB", "in_turn, 16 GiB"]
+    assert begun[:3] == [(f"{number}/15", title) for number, title in enumerate(titles, 1)]
     assert watch.told[0] == begun[0]
     assert watch.told[-1] == ("end", "")
 
@@ -44,6 +45,8 @@ def test_absent_peers_are_skipped_and_said_so(ran: list[Spec], folder: Path) -> 
     absent.rmdir()
     result = measure(Request(tensor_mib=(20,), peers=folder), Silent())
     assert {spec.peer for spec in ran} == {IN_TURN, PLAIN_COPY, OURS, STAGED, "tms", "tms_retain"}
+    turns = [spec.among for spec in ran if spec.peer == IN_TURN]
+    assert turns == [[OURS, "tms"], [OURS, "tms_retain"]]
     assert result["skipped"] == {"vllm": f"{absent} is not there"}
     assert "vllm" not in result["machine"]
     assert not has_failed(result)
@@ -55,7 +58,7 @@ def test_without_a_folder_the_peers_have_to_be_installed(
     monkeypatch.setattr("sleepbackends.bench.peers.find_spec", lambda name: None)
     result = measure(Request(tensor_mib=(20,)), Silent())
     assert {spec.peer for spec in ran} == {PLAIN_COPY, OURS, STAGED}
-    assert set(result["skipped"]) == {*PEERS, IN_TURN}
+    assert set(result["skipped"]) == {*PEERS, IN_TURN, f"{IN_TURN}, 16 GiB"}
     assert not has_failed(result)
 
 

@@ -55,7 +55,9 @@ def test_every_workload_has_a_table_with_its_own_link() -> None:
     ]
     text = markdown(result_of(*slow))
     assert text.count("### 4 GiB of weights and 32 GiB of KV cache, tensors of 256 MiB\n") == 1
-    assert text.count("### 16 GiB of weights") == 1
+    assert text.count("### 16 GiB of weights and") == 1
+    in_turn = text.split("### 16 GiB of weights each, in one process and in turn\n")[1]
+    assert "suspend_clean |" in in_turn.split("###")[0]
     assert "### 32 GiB of KV cache each, in one process and in turn\n" in text
     shares = [line.split(" | ")[2] for line in text.splitlines() if "| suspend_dirty |" in line]
     assert shares == ["187.5%", "93.8%"]

@@ -13,7 +13,7 @@ import pytest
 from sleepbackends.bench import workload
 from sleepbackends.bench.peers import Allocator
 from sleepbackends.bench.request import DESCRIBE, FIRST_TIME, Spec
-from sleepbackends.bench.rows import OURS, Row
+from sleepbackends.bench.rows import IN_TURN, OURS, Row
 from sleepbackends.bench.weights import Weights
 from sleepbackends.errors import ContentsLostError
 from tests.native.fixtures import kernel_images, native_library, simulator
@@ -102,6 +102,42 @@ def test_ours_is_measured_clean_and_almost_clean_too() -> None:
 def test_lost_contents_end_the_measurement_whenever_they_are_lost(loses: int) -> None:
     with pytest.raises(ContentsLostError):
         measure(OURS, loses)
+
+
+def take_turns(loses: int = -1) -> tuple[list[Row], dict[str, Keeping], list[str]]:
+    weights = {peer: Weights(4096, "cpu") for peer in (OURS, "vllm")}
+    peers = {peer: Keeping(of_peer) for peer, of_peer in weights.items()}
+    peers["vllm"]._sleeps_left = loses
+    rows: list[Row] = []
+    awake: list[str] = []
+
+    def clock(call: Callable[[], object]) -> float:
+        call()
+        up = [peer for peer, keeping in peers.items() if keeping.calls[-1] == "resume"]
+        awake.append(" ".join(up))
+        return 1.0
+
+    spec = Spec(IN_TURN, 1, rounds=1, among=list(peers))
+    workload.sleep_in_turn(spec, peers, weights, 2, rows.append, clock)
+    return rows, peers, awake
+
+
+def test_allocators_sleep_in_turn_with_all_others_asleep() -> None:
+    rows, peers, awake = take_turns()
+    assert awake[:4] == [OURS, "", "vllm", ""]
+    assert awake[4:8] == ["vllm", "", OURS, ""]
+    assert {keeping.calls[0] for keeping in peers.values()} == {"suspend"}
+    for peer, keeping in peers.items():
+        cases = [row.case for row in rows if row.peer == peer]
+        assert cases == ["resume", "suspend_clean"] * workload.SLEEP_TIMES
+        assert all(torch.equal(slept, keeping.slept[0]) for slept in keeping.slept)
+    assert {(row.weights_gib, row.kv_gib, row.tensor_mib) for row in rows} == {(1, 0, 0)}
+
+
+@pytest.mark.parametrize("loses", range(workload.SLEEP_TIMES))
+def test_contents_that_a_peer_loses_in_its_turn_end_the_measurement(loses: int) -> None:
+    with pytest.raises(ContentsLostError):
+        take_turns(loses)
 
 
 def test_the_process_writes_what_the_device_is(
