@@ -46,7 +46,14 @@ class Watch(Protocol):
         ...
 
 
-def measure(request: Request, watch: Watch) -> dict[str, Any]:
+Result = dict[str, Any]
+"""``machine``, what the figures were measured with; ``link`` in GiB/s; ``skipped``, what was not
+measured to the end and why; ``rows``. It can be written as JSON."""
+
+
+def measure(
+    request: Request, watch: Watch, keep: Callable[[Result], object] = lambda result: None
+) -> Result:
     """Measure everything that was asked for and can be measured.
 
     Parameters
@@ -55,19 +62,21 @@ def measure(request: Request, watch: Watch) -> dict[str, Any]:
         What to measure.
     watch : Watch
         Who follows.
+    keep : callable
+        Is given what is known so far after each process and, however this ends, last of all, so
+        that nothing is lost where it is cut.
 
     Returns
     -------
-    result : dict
-        ``machine``, what the figures were measured with; ``link`` in GiB/s; ``skipped``, what
-        was not measured to the end and why; ``rows``. It can be written as JSON.
+    result : Result
+        Everything there is to report.
 
     Raises
     ------
     BackendUnavailableError
-        If there is no GPU, or it cannot be used.
+        If there is no GPU, or it cannot be used; nothing was measured.
     RequestError
-        If the machine is too small for what was asked.
+        If the machine is too small for what was asked; nothing was measured.
     """
     described = _describe(request)
     rows: list[Row] = []
@@ -87,18 +96,29 @@ def measure(request: Request, watch: Watch) -> dict[str, Any]:
         rows.append(Row(**values))
         watch.row(rows[-1])
 
-    for number, spec in enumerate(specs, 1):
-        watch.begin(spec, number, len(specs))
-        problem = run(spec, request.timeout_s, take)
-        if problem:
-            skipped[spec.title] = problem
-        watch.end(spec, problem)
-    return {
-        "machine": machine(described, request),
-        "link": link_rates(rows),
-        "skipped": skipped,
-        "rows": [row.to_json() for row in rows],
-    }
+    facts = machine(described, request)
+    not_yet = {spec.title: "the run ended before" for spec in specs}
+
+    def result() -> Result:
+        return {
+            "machine": facts,
+            "link": link_rates(rows),
+            "skipped": {**skipped, **not_yet},
+            "rows": [row.to_json() for row in rows],
+        }
+
+    try:
+        for number, spec in enumerate(specs, 1):
+            watch.begin(spec, number, len(specs))
+            problem = run(spec, request.timeout_s, take)
+            del not_yet[spec.title]
+            if problem:
+                skipped[spec.title] = problem
+            watch.end(spec, problem)
+            keep(result())
+    finally:
+        keep(result())
+    return result()
 
 
 def _possible(spec: Spec, folder: Path | None) -> tuple[Spec | None, dict[str, str]]:
@@ -180,7 +200,7 @@ def run(spec: Spec, timeout_s: float, take: Callable[[dict[str, Any]], None]) ->
             finally:
                 process.kill()
                 process.wait()
-            rows.read()
+                rows.read()
         if not in_time:
             return f"not done after {timeout_s:g} s"
         if process.returncode:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,6 +14,7 @@ from sleepbackends.bench.rows import OURS, PEERS
 from sleepbackends.cli.bench_screen import BenchScreen
 from sleepbackends.cli.output import file_option, prepare_file
 from sleepbackends.cli.terminal import say_markdown
+from sleepbackends.termination import terminated_like_interrupted
 
 ALLOCATORS = (OURS, *PEERS)
 """What can be measured."""
@@ -68,8 +71,8 @@ def run_benchmark(
 ) -> None:
     """Measure suspend and resume on a GPU, next to plain copies and to the peers.
 
-    Each runs in a process of its own. Exit code 1 if sleepbackends or a plain copy was not
-    measured to the end.
+    Each runs in a process of its own, and files are written after each. Exit code 1 if
+    sleepbackends or a plain copy was not measured to the end.
     """
     from sleepbackends.bench.page import page
     from sleepbackends.bench.suspend_resume import has_failed, measure
@@ -88,15 +91,17 @@ def run_benchmark(
     )
     for path in filter(None, (out, markdown, html)):
         prepare_file(path)
-    with BenchScreen() as screen:
-        result = measure(request, screen)
-    tables = tables_of(result)
-    if out:
-        out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    if markdown:
-        markdown.write_text(tables, encoding="utf-8")
-    if html:
-        html.write_text(page(result), encoding="utf-8")
-    say_markdown(tables)
+
+    def keep(result: Mapping[str, Any]) -> None:
+        if out:
+            out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        if markdown:
+            markdown.write_text(tables_of(result), encoding="utf-8")
+        if html:
+            html.write_text(page(result), encoding="utf-8")
+
+    with terminated_like_interrupted(), BenchScreen() as screen:
+        result = measure(request, screen, keep)
+    say_markdown(tables_of(result))
     if has_failed(result):
         raise click.exceptions.Exit(1)

@@ -11,6 +11,7 @@ import click
 from sleepbackends.cli.command import Argument
 from sleepbackends.cli.output import file_option, json_option, prepare_file, write_json
 from sleepbackends.errors import RequestError, UnsupportedOperationError
+from sleepbackends.termination import terminated_like_interrupted
 
 BROKEN, UNAVAILABLE = 1, 3
 """Exit codes; 0 is for promises that are kept, 2 for requests that cannot be followed."""
@@ -77,7 +78,7 @@ def verify_backend(
     request = VerifyRequest(name, options, part, sequences, test_timeout_s)
     for path in filter(None, (junit, html, out)):
         prepare_file(path)
-    with VerifyScreen() as screen:
+    with terminated_like_interrupted(), VerifyScreen() as screen:
         verification = verify(request, screen)
     if junit:
         junit.write_text(junit_of(verification), encoding="utf-8")

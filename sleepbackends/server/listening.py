@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import stat
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +14,7 @@ from fastapi import FastAPI
 from sleepbackends.config import TOKEN_VARIABLE
 from sleepbackends.errors import ConfigurationError, RequestError
 from sleepbackends.server.security import is_loopback
+from sleepbackends.termination import terminated_like_interrupted
 
 _GRACE_S = 5
 
@@ -115,21 +114,9 @@ def run(application: FastAPI, bound: socket.socket) -> None:
             timeout_graceful_shutdown=_GRACE_S,
         )
     )
-    with _terminated_like_interrupted(), suppress(KeyboardInterrupt):
+    # What comes after the server runs after SIGTERM too, which uvicorn raises again.
+    with terminated_like_interrupted(), suppress(KeyboardInterrupt):
         server.run(sockets=[bound])
-
-
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Let what comes after the server run after SIGTERM too, which it raises again."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _bind(bound: socket.socket, address: object, where: str) -> None:

@@ -13,7 +13,7 @@ from sleepbackends.availability import Availability
 from sleepbackends.bench import suspend_resume
 from sleepbackends.bench.request import DESCRIBE, Request, Spec
 from sleepbackends.bench.rows import CASES, IN_TURN, OURS, PEERS, PLAIN_COPY, STAGED
-from sleepbackends.bench.suspend_resume import has_failed, measure, run
+from sleepbackends.bench.suspend_resume import Result, has_failed, measure, run
 from sleepbackends.cumem.backend import CumemBackend
 from sleepbackends.errors import BackendUnavailableError, RequestError
 
@@ -38,6 +38,38 @@ def test_everything_is_measured_and_kept(ran: list[Spec], folder: Path) -> None:
     assert begun[:3] == [(f"{number}/15", title) for number, title in enumerate(titles, 1)]
     assert watch.told[0] == begun[0]
     assert watch.told[-1] == ("end", "")
+
+
+def test_what_is_known_is_kept_as_it_comes(ran: list[Spec], folder: Path) -> None:
+    kept: list[Result] = []
+    result = measure(Request(tensor_mib=(20,), peers=folder), Silent(), kept.append)
+    assert len(kept) == len(ran) + 1
+    counts = [len(each["rows"]) for each in kept]
+    assert counts == sorted(counts)
+    assert counts[0] > 0
+    for number, each in enumerate(kept[:-1], 1):
+        missing = {spec.title: "the run ended before" for spec in ran[number:]}
+        assert each["skipped"] == missing
+    assert kept[-2] == kept[-1] == result
+
+
+def test_a_run_that_is_cut_keeps_the_rows_it_has(
+    ran: list[Spec], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, kept = suspend_resume.run, list[Result]()
+
+    def cut(spec: Spec, timeout_s: float, take: Take) -> str:
+        problem = work(spec, timeout_s, take)
+        if spec.peer == "vllm":
+            raise KeyboardInterrupt
+        return problem
+
+    monkeypatch.setattr(suspend_resume, "run", cut)
+    with pytest.raises(KeyboardInterrupt):
+        measure(Request(tensor_mib=(20,), peers=folder), Silent(), kept.append)
+    assert any(row["peer"] == "vllm" for row in kept[-1]["rows"])
+    assert next(iter(kept[-1]["skipped"])) == "vllm, 16 GiB, tensors of 20 MiB"
+    assert has_failed(kept[-1])
 
 
 def test_absent_peers_are_skipped_and_said_so(ran: list[Spec], folder: Path) -> None:

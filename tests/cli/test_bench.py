@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +15,19 @@ from sleepbackends.bench import suspend_resume
 from sleepbackends.bench.page import page
 from sleepbackends.bench.request import Request, Spec
 from sleepbackends.bench.rows import OURS
-from sleepbackends.bench.suspend_resume import Watch
+from sleepbackends.bench.suspend_resume import Result, Watch
 from sleepbackends.bench.tables import markdown
 from sleepbackends.cli import app
 from sleepbackends.cli.bench_screen import BenchScreen
+from sleepbackends.cli.command import INTERRUPTED
 from sleepbackends.cumem.backend import CumemBackend
 
 pytestmark = pytest.mark.usefixtures("either_way")
 
 MACHINE = {"gpu": "Made-up 9000"}
 SPEC = Spec(OURS, 16, 32, 20)
+CUT = 13.0
+"""Asked for as a time limit, the process is told to end once there are rows."""
 
 
 @pytest.fixture
@@ -29,7 +35,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     """Replaces the measurement; what it was asked for is kept here."""
     asked: list[Request] = []
 
-    def measure(request: Request, watch: Watch) -> dict[str, Any]:
+    def measure(request: Request, watch: Watch, keep: Callable[[Result], None]) -> Result:
         asked.append(request)
         watch.begin(SPEC, 1, 1)
         rows = [SPEC.row("resume", number, seconds) for number, seconds in enumerate((1, 3, 2))]
@@ -37,12 +43,16 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
             watch.row(row)
         problem = "exit code 1: [bytes] differ" if "vllm" not in request.only else ""
         watch.end(SPEC, problem)
-        return {
+        result = {
             "machine": MACHINE,
             "link": {},
             "skipped": {SPEC.title: problem} if problem else {},
             "rows": [row.to_json() for row in rows],
         }
+        keep(result)
+        if request.timeout_s == CUT:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return result
 
     monkeypatch.setattr(suspend_resume, "measure", measure)
     return asked
@@ -90,6 +100,17 @@ def test_exit_code_1_if_ours_failed(requests: list[Request], tmp_path: Path) -> 
     assert "not to the end: exit code 1: [bytes] differ" in result.stderr
     assert "exit code 1: [bytes] differ" in result.stdout
     assert json.loads((tmp_path / "result.json").read_text())["skipped"]
+
+
+def test_a_run_that_is_told_to_end_has_written_what_it_knows(
+    requests: list[Request], tmp_path: Path
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    path = tmp_path / "result.json"
+    result = run("--timeout-s", str(CUT), "--out", str(path))
+    assert result.exit_code == INTERRUPTED
+    assert len(json.loads(path.read_text())["rows"]) == 3
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_without_a_gpu_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -11,11 +12,17 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
 from sleepbackends.cli import app
+from sleepbackends.cli.command import INTERRUPTED
 from sleepbackends.testing import Promise
+from tests.waiting import until
+
+HANGING = "hanging"
+"""The file in which a backend that hangs says which process it is in."""
 
 COMMAND = Path(sysconfig.get_path("scripts")) / "sleepbackends"
 
@@ -38,7 +45,7 @@ def sleepbackends_register_backends():
 """
 
 BACKENDS = """
-import os, signal, sys, time
+import os, pathlib, signal, sys, time
 from sleepbackends import Availability
 from sleepbackends.testing import SimulatedBackend
 from sleepbackends.testing.installed import InstalledBackendTests
@@ -71,6 +78,7 @@ class Crashing(Honest):
 class Hanging(Honest):
     name = "acme-hanging"
     def close(self):
+        pathlib.Path(os.environ["ACME_HANGING"]).write_text(str(os.getpid()))
         time.sleep(60)
 
 class Absent(Honest):
@@ -94,13 +102,17 @@ def acme(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(acme: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def environment(acme: Path) -> dict[str, str]:
     environ = {k: v for k, v in os.environ.items() if not k.startswith("SLEEPBACKENDS_")}
     # What would change any other pytest has no say here.
     environ |= {"PYTHONPATH": str(acme), "COLUMNS": "150", "PYTEST_ADDOPTS": "--no-such-option"}
+    return environ | {"ACME_HANGING": str(acme / HANGING)}
+
+
+def run(acme: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [COMMAND, "verify", *arguments],
-        env=environ,
+        env=environment(acme),
         cwd=acme,
         capture_output=True,
         text=True,
@@ -158,6 +170,22 @@ def test_a_backend_that_hangs_is_a_failed_test(acme: Path) -> None:
     *_, failure = told(done)["results"]
     assert failure["outcome"] == "failed"
     assert failure["message"] == "not done after 3 s"
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_end_it_leaves_no_process(acme: Path, stop: signal.Signals) -> None:
+    (acme / HANGING).unlink(missing_ok=True)
+    process = subprocess.Popen(
+        [COMMAND, "verify", "acme-hanging"],
+        env=environment(acme),
+        cwd=acme,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    until(lambda: (acme / HANGING).exists() and (acme / HANGING).read_text() != "")
+    process.send_signal(stop)
+    assert process.wait(30) == INTERRUPTED
+    assert not psutil.pid_exists(int((acme / HANGING).read_text()))
 
 
 def test_a_backend_that_cannot_work_here_is_not_tried(acme: Path) -> None:
