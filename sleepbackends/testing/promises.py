@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextvars import ContextVar
 from enum import Enum
 from typing import Any, ParamSpec, TypeVar
 
@@ -103,7 +104,7 @@ class Promise(Enum):
         return self.name.lower().replace("_", "-")
 
     def check(self, kept: object, seen: str) -> None:
-        """Go on if the promise is kept.
+        """Go on if the promise is kept, and note that it was tried; see ``proves``.
 
         Raises
         ------
@@ -112,13 +113,21 @@ class Promise(Enum):
         """
         if not kept:
             raise BrokenPromise(self, seen)
+        tried = _tried.get()
+        if tried is not None:
+            tried.add(self)
+
+
+_tried = ContextVar[set[Promise] | None]("tried", default=None)
+"""What the test under way has found to be kept."""
 
 
 def proves(promise: Promise, *, since: int = 1) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Name the promise that a test of the suite is about.
 
     Whatever goes wrong in it unforeseen then names the promise too: an assertion, an exception
-    out of the backend, an exit.
+    out of the backend, an exit. The object whose test it is has all promises that it found to be
+    kept as ``tried_promises`` afterwards.
 
     Parameters
     ----------
@@ -135,6 +144,9 @@ def proves(promise: Promise, *, since: int = 1) -> Callable[[Callable[P, R]], Ca
             asked: Any = getattr(args[0], "suite_version", SUITE_VERSION)
             if since > asked:
                 pytest.skip(f"suite_version is {asked}; this test came with {since}")
+            tried = {promise}
+            args[0].tried_promises = tried  # type: ignore[attr-defined]  # read by reports
+            token = _tried.set(tried)
             try:
                 return test(*args, **kwargs)
             except BrokenPromise:
@@ -147,6 +159,8 @@ def proves(promise: Promise, *, since: int = 1) -> Callable[[Callable[P, R]], Ca
                 raise BrokenPromise(Promise.ERRORS, f"the process was ended: {error!r}") from error
             except Exception as error:
                 raise BrokenPromise(promise, _describe(error)) from error
+            finally:
+                _tried.reset(token)
 
         run.__dict__.update(promise=promise, since=since)  # read by reports and by tests
         return run

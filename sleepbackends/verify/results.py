@@ -66,6 +66,9 @@ class TestResult:
         What was seen instead of what is promised, or why it was skipped.
     details : str
         Where that was.
+    tried : sequence of str
+        If it passed: the keys of the promises that it found to be kept, the one it proves and
+        those of its checks.
     """
 
     __test__ = False  # as above
@@ -75,6 +78,7 @@ class TestResult:
     seconds: float = 0.0
     message: str = ""
     details: str = ""
+    tried: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,11 +155,11 @@ class Verification:
 
     def promises(self) -> dict[Promise, Outcome]:
         """Tell of each promise whether it was kept, broken, or not tried (skipped)."""
-        outcomes: dict[Promise, Outcome] = {}
-        for promise in Promise:
-            found = {r.outcome for r in self.results if r.case.promise == promise.key}
-            worst = (Outcome.FAILED, Outcome.PASSED, Outcome.SKIPPED)
-            outcomes[promise] = next((o for o in worst if o in found), Outcome.SKIPPED)
+        failed = {r.case.promise for r in self.results if r.outcome is Outcome.FAILED}
+        tried = {key for r in self.results for key in r.tried}
+        outcomes = dict.fromkeys(Promise, Outcome.SKIPPED)
+        outcomes |= {promise: Outcome.PASSED for promise in Promise if promise.key in tried}
+        outcomes |= {promise: Outcome.FAILED for promise in Promise if promise.key in failed}
         return outcomes
 
     def to_json(self) -> dict[str, Any]:
@@ -181,6 +185,7 @@ class Verification:
                     "seconds": result.seconds,
                     "message": result.message,
                     "details": result.details,
+                    "tried": list(result.tried),
                 }
                 for result in self.results
             ],

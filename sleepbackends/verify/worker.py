@@ -77,6 +77,9 @@ class Teller:
                 values["message"] = f"in {report.when}: {values['message']}"
         elif report.skipped:
             values["message"] = str(getattr(error, "msg", None) or error)
+        else:
+            tried: set[Promise] = getattr(item.instance, "tried_promises", set())
+            values["tried"] = [promise.key for promise in Promise if promise in tried]
         self._tell("result", seconds=report.duration, **values)
         return report
 

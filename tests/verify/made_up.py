@@ -8,7 +8,12 @@ from sleepbackends.verify.results import Outcome, TestCase, TestResult, Verifica
 
 ABOUT = {"from": "acme-sleep 2.3", "contract": "1", "suite": "1"}
 
-PASSED = TestResult(TestCase("test_a", "lifecycle", Promise.POLICIES.key), Outcome.PASSED, 0.5)
+PASSED = TestResult(
+    TestCase("test_a", "lifecycle", Promise.POLICIES.key),
+    Outcome.PASSED,
+    0.5,
+    tried=(Promise.POLICIES.key, Promise.ERRORS.key),
+)
 FAILED = TestResult(
     TestCase("test_b[<save>]", "offload", Promise.BIT_EXACT.key),
     Outcome.FAILED,

@@ -149,6 +149,7 @@ class ContractFixtures:
     ) -> None:
         found = memory.read()
         if found == expected:
+            promise.check(True, what)
             return
         wrong = [n for n, pair in enumerate(zip(found, expected, strict=False)) if len({*pair}) > 1]
         where = f"{len(wrong)} of {len(expected)}, from offset {min(wrong, default=len(found))} on"
