@@ -19,5 +19,5 @@ def test_cumem_keeps_its_promises(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(out.read_text())
-    tried = {key for key, each in report["promises"].items() if each["outcome"] == "passed"}
-    assert {"bit-exact", "gives-back", "addresses", "staging", "never-half-awake"} <= tried
+    promises = report["promises"].items()
+    assert [key for key, each in promises if each["outcome"] != "passed"] == []

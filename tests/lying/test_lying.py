@@ -49,7 +49,7 @@ LIES = [
         steps.KeepsFreedMemory,
         "test_freed_memory_is_given_back_once",
         P.GIVES_BACK,
-        "+8388608 bytes are in use",
+        "+16777216 bytes are in use",
     ),
     Lie(
         steps.ReleasesTwice,
@@ -61,7 +61,7 @@ LIES = [
         steps.ReleasesUncountedTwice,
         "test_freed_memory_is_given_back_once",
         P.GIVES_BACK,
-        "-8388608 bytes are in use",
+        "-16777216 bytes are in use",
     ),
     Lie(
         steps.NeverCounts,

@@ -22,7 +22,7 @@ from sleepbackends.residency import Residency
 from sleepbackends.testing.contract.fixtures import SIZES, ContractFixtures, policies
 from sleepbackends.testing.promises import Promise, proves
 
-_LARGE = 8 << 20
+_LARGE = 16 << 20
 """Large enough to be seen in what the system says this process uses."""
 
 
