@@ -187,9 +187,14 @@ class Request:
         return found
 
     def _in_turn(self, others: Sequence[str], *, weights_gib: float, kv_gib: float) -> Spec:
-        among = [OURS, *others]
-        spec = Spec(IN_TURN, weights_gib, kv_gib, rounds=self.rounds, among=among)
-        return dataclasses.replace(spec, folder=self._folder)
+        return Spec(
+            IN_TURN,
+            weights_gib,
+            kv_gib,
+            rounds=self.rounds,
+            folder=self._folder,
+            among=[OURS, *others],
+        )
 
     @property
     def _folder(self) -> str | None:

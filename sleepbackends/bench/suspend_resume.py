@@ -63,8 +63,8 @@ def measure(
     watch : Watch
         Who follows.
     keep : callable
-        Is given what is known so far after each process and, however this ends, last of all, so
-        that nothing is lost where it is cut.
+        Is given what is known so far after each process, and where this is cut, so that nothing
+        is lost.
 
     Returns
     -------
@@ -116,8 +116,9 @@ def measure(
                 skipped[spec.title] = problem
             watch.end(spec, problem)
             keep(result())
-    finally:
+    except BaseException:
         keep(result())
+        raise
     return result()
 
 
