@@ -25,6 +25,7 @@ from typing import Any
 
 from sleepbackends.bench.peers import missing, open_allocator
 from sleepbackends.bench.rows import OURS
+from sleepbackends.termination import end_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -171,6 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.work:
+        end_with_parent()  # a process that hangs ends no other way
         allocator, function = chosen.work
         work(allocator, function, chosen.seconds, chosen.peers)
         return 0

@@ -19,6 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from sleepbackends.termination import end_with_parent
+
 ROOT = Path(__file__).resolve().parents[1]
 GIB = 1 << 30
 PIECE_BYTES = 256 << 20
@@ -134,6 +136,7 @@ def main() -> None:
     parser.add_argument("--changed", action="store_true", help="change the weights each time")
     arguments = parser.parse_args()
     if arguments.mode:
+        end_with_parent()
         sizes = arguments.weights_gib, arguments.kv_gib
         run(arguments.mode, *sizes, arguments.cycles, arguments.changed)
         return

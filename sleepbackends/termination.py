@@ -1,11 +1,16 @@
-"""Being told to end while there is something to undo."""
+"""Being told to end while there is something to undo, and ending with whoever is waited for."""
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_PR_SET_PDEATHSIG = 1
 
 
 @contextmanager
@@ -22,3 +27,18 @@ def terminated_like_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def end_with_parent() -> None:
+    """Have this process killed once the thread that started it has gone, however that went.
+
+    It is for processes whose result nobody would read: they would go on holding the memory of a
+    device, and one that hangs for ever. On Linux the kernel does it (``PR_SET_PDEATHSIG``), so
+    that a process that hangs is killed too; elsewhere nothing is done.
+    """
+    if sys.platform != "linux":
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it went before the kernel knew
+        os.kill(os.getpid(), signal.SIGKILL)

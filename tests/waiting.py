@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import psutil
+
 PATIENCE_S = 30.0
 
 
@@ -14,3 +16,11 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < give_up, "it did not come to that"
         time.sleep(0.005)
+
+
+def has_ended(pid: int) -> bool:
+    """Tell whether a process has ended, be it that nobody has asked how."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -32,6 +32,7 @@ from sleepbackends.bench.rows import (
 from sleepbackends.bench.weights import Weights
 from sleepbackends.cumem.driver import CudaDriver
 from sleepbackends.policies import Policies, Policy, TagPolicy
+from sleepbackends.termination import end_with_parent
 
 if TYPE_CHECKING:
     import torch
@@ -312,4 +313,5 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     main(sys.argv[1:])

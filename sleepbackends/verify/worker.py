@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 import pytest
 
+from sleepbackends.termination import end_with_parent
 from sleepbackends.testing.promises import BrokenPromise, Promise
 from sleepbackends.testing.suite import MIXINS
 from sleepbackends.verify.request import VerifyRequest
@@ -134,4 +135,5 @@ def main(request_json: str, events: str, scratch: str) -> int:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     sys.exit(main(*sys.argv[1:]))
