@@ -19,7 +19,6 @@ from types import TracebackType
 from typing import Any
 
 from benchmarks.vllm_engine import ENVIRONMENT
-from sleepbackends.termination import end_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
 IMPORTS_S = 90.0
@@ -160,7 +159,6 @@ class Notes:
 
 def take_turn() -> None:
     """Import what takes long, and wait until it is this process's turn."""
-    end_with_parent()
     import vllm
 
     _ = vllm.LLM, vllm.SamplingParams  # imported when they are asked for
