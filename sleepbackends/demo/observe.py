@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from pathlib import Path
 
 import psutil
 import torch
@@ -14,9 +16,14 @@ def process_memory() -> int:
     """Measure the resident set of this process, in bytes, from the kernel's page tables.
 
     The unique set would change with other processes that map the same libraries, and the
-    quick counter of the resident set is off by some pages for each processor.
+    quick counter of the resident set is off by some pages for each processor. The kernel's own
+    sum is asked for: listing all mappings takes memory, megabytes where there are many.
     """
-    return sum(mapping.rss for mapping in psutil.Process().memory_maps())
+    try:
+        text = Path("/proc/self/smaps_rollup").read_text(encoding="ascii")
+    except OSError:  # not every sandbox has it
+        return sum(mapping.rss for mapping in psutil.Process().memory_maps())
+    return 1024 * int(re.findall(r"^Rss:\s+(\d+) kB$", text, flags=re.MULTILINE)[0])
 
 
 def device_memory() -> int:
