@@ -1,16 +1,15 @@
-"""``sleepbackends verify`` on simulated devices, as its user runs it on one that is there."""
+"""``sleepbackends verify`` on simulated devices."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.simulators import cuda, level_zero
+
+from .as_a_user import promises_not_tried
 
 Environment = Callable[[], dict[str, str]]
 
@@ -26,18 +25,4 @@ Environment = Callable[[], dict[str, str]]
 def test_promises_are_tried(
     backend: str, environment: Environment, not_tried: list[str], tmp_path: Path
 ) -> None:
-    out = tmp_path / "report.json"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "sleepbackends", "verify", backend),
-            *("--sequences", "3", "--out", out),
-        ],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads(out.read_text())
-    promises = report["promises"].items()
-    assert [key for key, each in promises if each["outcome"] != "passed"] == not_tried
+    assert promises_not_tried(backend, 3, tmp_path, environment()) == not_tried
