@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 from sleepbackends.host.backend import HostBackend
 from sleepbackends.host.options import HostOptions
+from sleepbackends.hostmemory.rollup import rollup_bytes
 from sleepbackends.settings import BackendSettings
 from sleepbackends.testing import BackendContractTests
 
@@ -21,5 +20,4 @@ class TestHost(BackendContractTests):
 
         Unlike the resident set, this does not move when others map the same libraries.
         """
-        text = Path("/proc/self/smaps_rollup").read_text()
-        return 1024 * int(re.findall(r"^Anonymous:\s+(\d+) kB$", text, flags=re.MULTILINE)[0])
+        return rollup_bytes("Anonymous")

@@ -17,7 +17,7 @@ DESCRIBE = "describe"
 FIRST_TIME = "first_time"
 """A process of its own does what a machine does once."""
 
-FASTEST_LATER = ("vllm", "tms_retain")
+RETAINING = ("vllm", "tms_retain")
 """The peers that keep their host memory between sleeps."""
 
 
@@ -175,7 +175,7 @@ class Request:
                 size = self.tensor_mib[0]
                 found.append(dataclasses.replace(base, peer=OURS, tensor_mib=size))
                 continue
-            if OURS in only and (others := [peer for peer in FASTEST_LATER if peer in only]):
+            if OURS in only and (others := [peer for peer in RETAINING if peer in only]):
                 found.append(self._in_turn(others, weights_gib=weights_gib, kv_gib=0.0))
             base = dataclasses.replace(base, kv_gib=self.kv_gib, folder=self._folder)
             found += [

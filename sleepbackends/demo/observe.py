@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from pathlib import Path
 
 import psutil
 import torch
 import xxhash
 from torch import Tensor
+
+from sleepbackends.hostmemory.rollup import rollup_bytes
 
 
 def process_memory() -> int:
@@ -20,10 +20,9 @@ def process_memory() -> int:
     sum is asked for: listing all mappings takes memory, megabytes where there are many.
     """
     try:
-        text = Path("/proc/self/smaps_rollup").read_text(encoding="ascii")
-    except OSError:  # not every sandbox has it
+        return rollup_bytes("Rss")
+    except OSError:
         return sum(mapping.rss for mapping in psutil.Process().memory_maps())
-    return 1024 * int(re.findall(r"^Rss:\s+(\d+) kB$", text, flags=re.MULTILINE)[0])
 
 
 def device_memory() -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from sleepbackends.hostmemory.rollup import rollup_bytes
 from sleepbackends.testing.installed import InstalledBackendTests
 from sleepbackends.testing.memory import ObservedMemory
 
@@ -23,8 +22,7 @@ class HostTests(InstalledBackendTests):
 
         Unlike the resident set, this does not move when others map the same libraries.
         """
-        text = Path("/proc/self/smaps_rollup").read_text(encoding="ascii")
-        return 1024 * int(re.findall(r"^Anonymous:\s+(\d+) kB$", text, flags=re.MULTILINE)[0])
+        return rollup_bytes("Anonymous")
 
 
 class DeviceTests(InstalledBackendTests):

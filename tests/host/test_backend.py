@@ -26,6 +26,7 @@ from sleepbackends.errors import (
 from sleepbackends.host.backend import HostBackend
 from sleepbackends.host.options import HostOptions
 from sleepbackends.host.spool import Chunk, Spool
+from sleepbackends.hostmemory.rollup import rollup_bytes
 from sleepbackends.residency import Residency
 
 CHUNK = 1 << 16
@@ -37,11 +38,6 @@ def backend(tmp_path: Path) -> Iterator[HostBackend]:
     backend = HostBackend(HostOptions(spool_directory=tmp_path, chunk_bytes=CHUNK, threads=2))
     yield backend
     backend.close()
-
-
-def resident_set_bytes() -> int:
-    rollup = Path("/proc/self/smaps_rollup").read_text()
-    return next(int(line.split()[1]) for line in rollup.splitlines() if "Rss:" in line) * 1024
 
 
 def filled(backend: HostBackend, tag: str, size_bytes: int) -> np.ndarray[Any, Any]:
@@ -65,12 +61,12 @@ def test_memory_is_given_back_and_returns_bit_exact_at_its_address(backend: Host
     addresses = [array.ctypes.data for array in arrays]
     total = sum(array.nbytes for array in arrays)
     for _ in range(2):
-        before = resident_set_bytes()
+        before = rollup_bytes("Rss")
         report = backend.suspend()
-        assert before - resident_set_bytes() > total * 0.9
+        assert before - rollup_bytes("Rss") > total * 0.9
         assert report.released_bytes == report.copied_bytes == total
         backend.resume()
-        assert resident_set_bytes() > before - total * 0.1
+        assert rollup_bytes("Rss") > before - total * 0.1
         assert [array.ctypes.data for array in arrays] == addresses
         assert all(map(np.array_equal, arrays, copies))
 

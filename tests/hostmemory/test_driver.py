@@ -15,6 +15,7 @@ import pytest
 
 from sleepbackends.errors import HostMemoryError, MechanismError
 from sleepbackends.hostmemory import driver
+from sleepbackends.hostmemory.rollup import rollup_bytes
 
 from .conftest import resident_bytes
 
@@ -24,11 +25,6 @@ MIB = 1 << 20
 
 def address_space_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * PAGE
-
-
-def resident_set_bytes() -> int:
-    rollup = Path("/proc/self/smaps_rollup").read_text()
-    return next(int(line.split()[1]) for line in rollup.splitlines() if "Rss:" in line) * 1024
 
 
 @pytest.mark.parametrize("size_bytes", [PAGE, 3 * PAGE, 2 * MIB, 5 * MIB + PAGE])
@@ -52,9 +48,9 @@ def test_the_resident_set_of_the_process_falls() -> None:
     address = driver.reserve(size_bytes)
     driver.map_memory(address, size_bytes)
     driver.populate(address, size_bytes)
-    before = resident_set_bytes()
+    before = rollup_bytes("Rss")
     driver.unmap_memory(address, size_bytes)
-    assert before - resident_set_bytes() > size_bytes * 0.9
+    assert before - rollup_bytes("Rss") > size_bytes * 0.9
     driver.release(address, size_bytes)
 
 

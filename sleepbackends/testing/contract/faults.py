@@ -202,7 +202,7 @@ class FaultTests(ContractFixtures):
         except Exception as error:  # noqa: BLE001 - which kind it is is under test
             kind = f"{type(error).__name__}: {error}"
             Promise.ERRORS.check(False, f"{kind} is no error of the tree")
-        if injector.fired:
+        if injector.fired:  # a call without a fault is no trial of it
             Promise.FAULTS_SHOW.check(
                 False, "a fault was swallowed: the step raised, the call did not"
             )

@@ -23,7 +23,8 @@ from sleepbackends.testing.contract.fixtures import SIZES, ContractFixtures, pol
 from sleepbackends.testing.promises import Promise, proves
 
 _LARGE = 16 << 20
-"""Large enough to be seen in what the system says this process uses."""
+"""Large enough to be seen in what the system says this process uses, beside what a backend takes
+once, such as tables for its kernels."""
 
 
 class LifecycleTests(ContractFixtures):

@@ -234,7 +234,7 @@ class SleepMachine(RuleBasedStateMachine):
             self._reconcile(moves)
         else:
             Promise.CHECKED_FIRST.check(not refused, "the table does not allow this")
-            if injector and injector.fired:
+            if injector and injector.fired:  # a call without a fault is no trial of it
                 Promise.FAULTS_SHOW.check(False, "a fault was swallowed")
             asked = [(block, move) for block, move in moves if block.asked(move)]
             if report is not None:
